@@ -1,0 +1,205 @@
+"""The vocabulary in which an engine is described: what its page says and how to ask it.
+
+An engine is data. One module per engine fills in a `Profile`; nothing elsewhere in the package branches on which
+engine it is looking at. Facts about engines live here with their versions and sources, never in `core`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+Role = Literal["agg", "prefill", "decode"]
+ROLES: tuple[Role, ...] = ("agg", "prefill", "decode")
+
+
+class LegKind(StrEnum):
+    """How a leg proves progress."""
+
+    COUNTER = "counter"
+    """A rise is progress; a fall is a reset of that series."""
+    RISING_GAUGE = "rising-gauge"
+    """Only a rise is progress; a fall is clients giving up on a corpse."""
+
+
+class Grain(StrEnum):
+    """When a leg moves."""
+
+    STEP = "step"
+    """During work, at least once per scheduler step that produced something."""
+    REQUEST = "request"
+    """Only when a request ends, so that one long request looks frozen."""
+
+
+class AnswerFormat(StrEnum):
+    """What a complete canary answer looks like; `core.answer` judges by it."""
+
+    OPENAI_COMPLETION = "openai-completion"
+    """OpenAI text completion, one JSON object or server-sent events ending in `[DONE]`."""
+    SGLANG_GENERATE = "sglang-generate"
+    """SGLang's native /generate: `{"text": ..., "meta_info": {...}}`, or the same as server-sent events."""
+    ANY_2XX = "any-2xx"
+    """A user's own path: any 2xx that is read to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Series picked from a page by full sample name and, where needed, by label values.
+
+    Attributes:
+        names: sample names (with `_total`, `_count`...), all spellings over the versions. A name is matched whole:
+            `_created`, `_bucket` and longer names that begin alike are other metrics.
+        where: label -> allowed values; a series with another value, or without the label, is not this metric.
+        prefixed: whether the profile's prefixes are put before the names (`vllm:` + name).
+    """
+
+    names: tuple[str, ...]
+    where: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    prefixed: bool = True
+
+    def full_names(self, prefixes: tuple[str, ...]) -> tuple[str, ...]:
+        """The sample names as they stand on a page."""
+        if not self.prefixed:
+            return self.names
+        return tuple(prefix + name for prefix in prefixes for name in self.names)
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Whether a series of one of the names belongs to this metric."""
+        return all(labels.get(label) in allowed for label, allowed in self.where.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One progress signal of a core, under the public name that /verdict shows."""
+
+    name: str
+    metric: Metric
+    kind: LegKind
+    grain: Grain
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A prefill/decode queue: requests that wait for the partner, not for this engine."""
+
+    name: str
+    metric: Metric
+
+
+@dataclass(frozen=True, slots=True)
+class PageFlag:
+    """A gauge that tells on the page that the engine rests on purpose: the state holds when `metric` equals `value`."""
+
+    state: Literal["paused", "sleeping"]
+    metric: Metric
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlagEndpoint:
+    """An endpoint that tells whether the engine rests: GET `path`, JSON object, `key` true.
+
+    404, 405 or 501 there means that this engine does not have it.
+    """
+
+    state: Literal["paused", "sleeping"]
+    path: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """How a canary is aimed at one core, and since when the engine honours it.
+
+    Exactly one of `header` and `body_field` is set; the value is the core's name as an integer.
+    `since` is the first engine version (as a tuple of numbers) known to honour it; `source` says how we know.
+    """
+
+    since: tuple[int, ...]
+    source: str
+    header: str | None = None
+    body_field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRequest:
+    """A request that must travel the whole engine to be answered.
+
+    `body` is JSON; the string value `"{model}"` anywhere in it is replaced by the served model's name.
+    """
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None
+    answer: AnswerFormat
+    aim: tuple[Aim, ...] = ()
+    """Newest first; `aim_for` picks."""
+    raw_body: str | None = None
+    """A user's body that is not a JSON object, sent as it is; `body` is None then."""
+
+    def aim_for(self, version: str | None) -> Aim | None:
+        """How to aim at a core on this engine version; None where it is not known to honour any way."""
+        numbers = version_tuple(version or "")
+        return next((aim for aim in self.aim if numbers and numbers >= aim.since), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Everything enginewatch knows about one kind of engine."""
+
+    kind: str
+    title: str
+    prefixes: tuple[str, ...]
+    metrics_path: str
+    legs: tuple[Leg, ...]
+    core_label: str
+    running: Metric
+    waiting: Metric
+    canaries: Mapping[Role, CanaryRequest]
+    rank_titles: tuple[str, ...]
+    """Beginnings of the process titles of the engine's ranks (what a drill may stop)."""
+    deferred: Metric | None = None
+    """Part of `waiting` that waits for a remote partner; not this engine's work in roles prefill and decode."""
+    queues: tuple[Queue, ...] = ()
+    transfers: Metric | None = None
+    """Counters of successful transfers between prefill and decode; failures do not count."""
+    heartbeat: Metric | None = None
+    """Counters that the scheduler loop itself advances, also when idle."""
+    start_time: Metric | None = None
+    """Unix time at which the engine's process started: a durable identity."""
+    page_flags: tuple[PageFlag, ...] = ()
+    flag_endpoints: tuple[FlagEndpoint, ...] = ()
+    gauge_stale_sec: float = 0.0
+    """How long the busy gauges may keep an old value on a healthy engine."""
+    log_signatures: tuple[str, ...] = ()
+    """RE2 patterns of lines that mean a dead scheduler, and nothing else."""
+    version_paths: tuple[tuple[str, str], ...] = ()
+    """(path, JSON key) pairs that tell the engine's version without touching its core, best first."""
+    how_to_get_metrics: str = ""
+    """One sentence for `doctor`: what to change when the page has no legs."""
+
+    def names(self) -> frozenset[str]:
+        """Full names of every sample this profile asks a page for."""
+        found: set[str] = set()
+        for metric in self.metrics():
+            found.update(metric.full_names(self.prefixes))
+        return frozenset(found)
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Every metric of the profile, in no particular order."""
+        single = (self.running, self.waiting, self.deferred, self.transfers, self.heartbeat, self.start_time)
+        return (
+            *(leg.metric for leg in self.legs),
+            *(queue.metric for queue in self.queues),
+            *(flag.metric for flag in self.page_flags),
+            *(metric for metric in single if metric is not None),
+        )
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: `0.5.10.post1` -> (0, 5, 10), `0.32.0+cpu` -> (0, 32, 0), junk -> ()."""
+    match = re.match(r"v?(\d{1,6}(?:\.\d{1,6}){0,4})", version.strip())
+    return tuple(int(part) for part in match.group(1).split(".")) if match else ()
