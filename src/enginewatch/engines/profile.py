@@ -52,7 +52,8 @@ class Metric:
     Attributes:
         names: sample names (with `_total`, `_count`...), all spellings over the versions. A name is matched whole:
             `_created`, `_bucket` and longer names that begin alike are other metrics.
-        where: label -> allowed values; a series with another value, or without the label, is not this metric.
+        where: label -> allowed values; a series with another value is not this metric. A missing label counts as the
+            empty value, as in Prometheus itself, so that only an allowed `""` lets in series without the label.
         prefixed: whether the profile's prefixes are put before the names (`vllm:` + name).
     """
 
@@ -68,7 +69,7 @@ class Metric:
 
     def accepts(self, labels: Mapping[str, str]) -> bool:
         """Whether a series of one of the names belongs to this metric."""
-        return all(labels.get(label) in allowed for label, allowed in self.where.items())
+        return all(labels.get(label, "") in allowed for label, allowed in self.where.items())
 
 
 @dataclass(frozen=True, slots=True)
