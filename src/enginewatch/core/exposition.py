@@ -1,0 +1,344 @@
+"""From the bytes of a metrics page to the samples that an engine profile asks for.
+
+The page is never held whole. Each chunk is searched by one regular expression for lines that begin with a wanted name;
+only those are looked at further, and only their series and values are kept. In steady state a surviving line costs one
+dictionary look-up, because the text of a series does not change between pages (`SeriesCache`).
+
+What is read:
+    Prometheus text format 0.0.4 and 1.0.0 (also with the metric name quoted inside the braces) and OpenMetrics 1.0:
+    any label order, blanks around braces, escapes, `{}`, timestamps, exemplars, `\\r\\n`, a last line without newline.
+What is dropped, line by line:
+    values that are not finite (`NaN` would compare false with everything), values the format does not know although
+    Python does (`1_0`, `0x1p3`), invalid UTF-8, a label twice, anything after the value that is neither a timestamp
+    nor an exemplar. A torn line must not become a number, and one bad line must not cost the others.
+What makes the whole body "not metrics":
+    a beginning that is JSON, HTML or binary, a NUL byte anywhere, no line that could be a comment or a sample, more
+    than the caps allow. An empty body and a page of comments are metrics: an empty registry answers so, for example
+    SGLang before its first request.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, pairwise, takewhile
+
+MAX_LINE_BYTES = 16 * 1024
+"""Longest line that is read; a longer one is malformed. Wanted ones stay below 1 kB."""
+MAX_NUMBER_BYTES = 256
+"""Longest text of one number; a longer one is malformed."""
+
+_WINDOW_BYTES = 64 * 1024
+_SHAPE_BYTES = 64 * 1024  # within so many bytes a page shows that it is one
+_INDENT_BYTES = 32  # blanks before, quotes around and the byte after a name, in a line cut by a chunk's end
+
+_NUMBER = rb"[+-]?(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?+"
+_QUOTED = rb'"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"'
+_IN_BRACES = rb'[^"}\n]*+(?:' + _QUOTED + rb'[^"}\n]*+)*+\}'
+_LABELS = rb"\{" + _IN_BRACES
+_REST = rb"(?:[ \t]++" + _NUMBER + rb")?+[ \t]*+(?:#[^\n]*+)?+\r?+(?=\n)"
+
+_SHAPE = re.compile(
+    rb"\n[ \t]*+(?:#|(?:[a-zA-Z_:][a-zA-Z0-9_:]*+(?=[ \t{])(?:[ \t]*+" + _LABELS + rb")?+|" + _LABELS + rb")"
+    rb"[ \t]*+(?:" + _NUMBER + rb"|[+-]?(?i:inf|nan))[ \t\r\n])"
+)
+_LABEL = re.compile(
+    r'[ \t]*+(?:([a-zA-Z_][a-zA-Z0-9_]*+)|"((?:[^"\\]|\\.)*+)")[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"[ \t]*+(?:,|$)',
+    re.DOTALL,
+)
+_QUOTED_NAME = re.compile(r'[ \t]*+"((?:[^"\\]|\\.)*+)"[ \t]*+(?:,|$)', re.DOTALL)
+_PLAIN_SERIES = re.compile(rb'[a-zA-Z_:][a-zA-Z0-9_:]*+\{(?:[a-zA-Z_][a-zA-Z0-9_]*+="[^"\\]*+"(?:,(?!\})|(?=\})))++\}')
+_PLAIN_LABEL_NAME = re.compile(rb'[{,]([a-zA-Z_][a-zA-Z0-9_]*+)="[^"]*+"')
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*+")
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*+")
+_ESCAPE = re.compile(r'[\\"\n]')
+_ESCAPED = re.compile(r'\\([\\"n])')
+
+
+class NotMetrics(Exception):  # noqa: N818 - a finding about the body, and so it reads where it is caught
+    """The body is not a metrics page; `reason` is a short phrase for people and holds nothing from the body."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class SeriesCache:
+    """Canonical texts of the series on the last page that was read to its end.
+
+    One per engine, handed to each `PageReader`. It never holds more than one page may: a page of new series replaces
+    the old ones, a page over the caps leaves the cache as it was.
+    """
+
+    __slots__ = ("_canonical",)
+
+    def __init__(self) -> None:
+        self._canonical: dict[bytes, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._canonical)
+
+
+class PageReader:
+    """Reads one metrics page, fed in chunks cut anywhere.
+
+    Args:
+        names: full sample names that are wanted.
+        max_bytes: longest body, after decompression.
+        max_lines: most lines with a wanted name.
+        max_kept_bytes: most bytes in lines with a wanted name.
+        cache: what earlier pages of this engine taught; without it every series is parsed anew.
+    """
+
+    def __init__(
+        self,
+        names: frozenset[str],
+        *,
+        max_bytes: int = 8 * 1024 * 1024,
+        max_lines: int = 4096,
+        max_kept_bytes: int = 512 * 1024,
+        cache: SeriesCache | None = None,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_lines = max_lines
+        self._max_kept_bytes = max_kept_bytes
+        self._cache = SeriesCache() if cache is None else cache
+        self._search = _search_for(names)
+        self._samples: dict[str, float] = {}
+        self._series: dict[bytes, str] = {}
+        self._pending: list[bytes] = []  # the unfinished last line, if it may still become a wanted one
+        self._pending_bytes = 0
+        self._skipping = False  # the unfinished last line is of no interest, nothing of it is held
+        self._bytes = 0
+        self._lines = 0
+        self._kept_bytes = 0
+        self._begun = False
+        self._shaped = False
+        self._unshaped_bytes = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the body.
+
+        Raises:
+            NotMetrics: the body cannot be a metrics page, whatever follows.
+        """
+        self._bytes += len(chunk)
+        if self._bytes > self._max_bytes:
+            raise NotMetrics(f"more than {self._max_bytes} bytes")
+        if b"\0" in chunk:
+            raise NotMetrics("binary data, not a metrics page")
+        if not self._begun:
+            self._begin(chunk)
+        for start in range(0, len(chunk), _WINDOW_BYTES):
+            self._take(chunk[start : start + _WINDOW_BYTES])
+
+    def finish(self) -> dict[str, float]:
+        """The samples of a body that came to its end: canonical series -> value.
+
+        Only for bodies known to be whole: a last line without newline counts.
+
+        Raises:
+            NotMetrics: nothing in the body looks like a metrics page.
+        """
+        if self._skipping:
+            self._skipping = False
+        else:
+            self._read_lines(b"\n" + b"".join(self._pending) + b"\n")
+        if self._begun and not self._shaped:
+            raise NotMetrics("no line looks like a metric")
+        self._cache._canonical = self._series
+        return self._samples
+
+    def _begin(self, chunk: bytes) -> None:
+        head = chunk.lstrip()[:1]
+        if not head:
+            return
+        self._begun = True
+        if head in b"[{":
+            raise NotMetrics("JSON, not a metrics page")
+        if head == b"<":
+            raise NotMetrics("HTML or XML, not a metrics page")
+        if head < b" " or head > b"~":
+            raise NotMetrics("binary data, not a metrics page")
+
+    def _take(self, chunk: bytes) -> None:
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            if self._skipping:
+                start = chunk.find(b"\n")
+                self._skipping = False
+                self._read_lines(chunk[start:end])
+            else:
+                self._read_lines(b"".join((b"\n", *self._pending, chunk[:end])))
+                self._pending.clear()
+                self._pending_bytes = 0
+            chunk = chunk[end:]
+        if not chunk or self._skipping:
+            return
+        decided = self._pending_bytes > self._search.decided_bytes
+        self._pending.append(chunk)
+        self._pending_bytes += len(chunk)
+        if not decided and self._pending_bytes > self._search.decided_bytes:
+            beginning = b"".join(self._pending)
+            self._shaped = self._shaped or beginning.lstrip(b" \t").startswith(b"#")
+            self._skipping = not self._search.beginning.match(beginning)
+        if self._skipping or self._pending_bytes > MAX_LINE_BYTES:
+            self._skipping = True
+            self._pending.clear()
+            self._pending_bytes = 0
+
+    def _read_lines(self, lines: bytes) -> None:
+        """Read whole lines; `lines` begins with the newline before the first and ends with that of the last."""
+        if not self._shaped:
+            self._check_shape(lines)
+        known, series, samples = self._cache._canonical, self._series, self._samples
+        for line, raw, number in self._search.lines.findall(lines):
+            if not number or len(number) > MAX_NUMBER_BYTES or len(line) > MAX_LINE_BYTES:
+                continue
+            self._lines += 1
+            self._kept_bytes += len(line)
+            if self._lines > self._max_lines:
+                raise NotMetrics(f"more than {self._max_lines} lines of wanted metrics")
+            if self._kept_bytes > self._max_kept_bytes:
+                raise NotMetrics(f"more than {self._max_kept_bytes} bytes of wanted metrics")
+            canonical = series.get(raw)
+            if canonical is None:
+                canonical = known.get(raw)
+                if canonical is None:
+                    canonical = _canonical_of(raw)
+                series[raw] = canonical
+            if not canonical:
+                continue
+            value = float(number)
+            if math.isinf(value):
+                continue
+            before = samples.get(canonical)
+            if before is None or value > before:
+                samples[canonical] = value
+
+    def _check_shape(self, lines: bytes) -> None:
+        if _SHAPE.search(lines):
+            self._shaped = True
+            return
+        self._unshaped_bytes += len(lines)
+        if self._unshaped_bytes > _SHAPE_BYTES and lines.strip():
+            raise NotMetrics("no line looks like a metric")
+
+
+def canonical_series(name: str, labels: Mapping[str, str]) -> str:
+    """The one spelling of a series: `name`, or `name{a="x",b="y"}` with labels sorted and values escaped.
+
+    Names outside the classic character set are quoted as in text format 1.0.0: `{"na.me",a="x","b.c"="y"}`.
+    """
+    pairs = [
+        f'{label if _LABEL_NAME.fullmatch(label) else _quote(label)}="{_escape(labels[label])}"'
+        for label in sorted(labels)
+    ]
+    if not _METRIC_NAME.fullmatch(name):
+        return "{" + ",".join((_quote(name), *pairs)) + "}"
+    return f"{name}{{{','.join(pairs)}}}" if pairs else name
+
+
+def parse_series(text: str) -> tuple[str, dict[str, str]]:
+    """Name and labels of a series as it stands on a page or in canonical form.
+
+    Raises:
+        ValueError: it is not the text of a series.
+    """
+    brace = text.find("{")
+    if brace < 0:
+        name, inner = text.strip(" \t"), ""
+    elif text.endswith("}"):
+        name, inner = text[:brace].strip(" \t"), text[brace + 1 : -1]
+    else:
+        raise ValueError("a series with labels ends in a brace")
+    at = 0
+    if not name:
+        quoted = _QUOTED_NAME.match(inner)
+        if quoted is None:
+            raise ValueError("a series without a name")
+        name, at = _unescape(quoted[1]), quoted.end()
+    elif not _METRIC_NAME.fullmatch(name):
+        raise ValueError("not a metric name")
+    labels: dict[str, str] = {}
+    inner = inner.rstrip(" \t")
+    while at < len(inner):
+        pair = _LABEL.match(inner, at)
+        if pair is None:
+            raise ValueError("labels are not pairs of name and quoted value")
+        label = pair[1] if pair[1] is not None else _unescape(pair[2])
+        if label in labels:
+            raise ValueError("a label stands there twice")
+        labels[label] = _unescape(pair[3])
+        at = pair.end()
+    return name, labels
+
+
+def _canonical_of(raw: bytes) -> str:
+    """Canonical text of a series as it stands on the page; empty if it is malformed."""
+    try:
+        if _PLAIN_SERIES.fullmatch(raw):
+            labels = _PLAIN_LABEL_NAME.findall(raw)
+            if all(a < b for a, b in pairwise(labels)):
+                return raw.decode()
+        return canonical_series(*parse_series(raw.decode()))
+    except ValueError:
+        return ""
+
+
+def _quote(text: str) -> str:
+    return f'"{_escape(text)}"'
+
+
+def _escape(text: str) -> str:
+    return _ESCAPE.sub(lambda found: "\\n" if found[0] == "\n" else "\\" + found[0], text)
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    return _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What finds the wanted lines in whole lines, and in the beginning of an unfinished one."""
+
+    lines: re.Pattern[bytes]
+    """Groups: the line up to its end, its series, its number. Number is empty where the line is malformed."""
+    beginning: re.Pattern[bytes]
+    decided_bytes: int
+    """A line this long either matches `beginning` or is of no interest."""
+
+
+@lru_cache(maxsize=16)
+def _search_for(names: frozenset[str]) -> _Search:
+    name = _any_of(sorted(name.encode() for name in names)) if names else rb"(?!)"
+    unquoted = name + rb"(?=[ \t{])"
+    quoted = rb'\{[ \t]*+"' + name + rb'"(?=[ \t,}])'
+    series = rb"(?:" + unquoted + rb"(?:[ \t]*+" + _LABELS + rb")?+|" + quoted + _IN_BRACES + rb")"
+    sample = rb"([ \t]*+(" + series + rb")(?:[ \t]*+(" + _NUMBER + rb")" + _REST + rb")?+)"
+    return _Search(
+        lines=re.compile(rb"\n" + sample),
+        beginning=re.compile(rb"[ \t]*+(?:" + unquoted + rb"|" + quoted + rb")"),
+        decided_bytes=max((len(name.encode()) for name in names), default=0) + _INDENT_BYTES,
+    )
+
+
+def _any_of(words: list[bytes]) -> bytes:
+    """A pattern for exactly these words (sorted, all different) that looks at each byte once."""
+    branches = []
+    for _, group in groupby(words, key=lambda word: word[:1]):
+        members = list(group)
+        stem = _common_beginning(members[0], members[-1])
+        rests = [word[len(stem) :] for word in members]
+        branches.append(re.escape(stem) + (_any_of(rests) if len(rests) > 1 else b""))
+    return b"(?:" + b"|".join(reversed(branches)) + b")"
+
+
+def _common_beginning(one: bytes, other: bytes) -> bytes:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return bytes(byte for byte, _ in same)
