@@ -1,0 +1,259 @@
+"""What `watch` is told once, at its start: flags over environment over defaults.
+
+A bad flag ends `watch` with one sentence, because somebody is looking. A bad variable does not: a sidecar that exits
+takes the engine with it, so it is named in the log and the default applies. The exceptions are `ENGINE_URL`, without
+which there is nothing to watch (the sidecar stays up, healthy, and says so), and a listen address, without which
+nobody could ask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, get_args
+from urllib.parse import urlsplit
+
+from enginewatch.engines.profile import ROLES, Role
+from enginewatch.sidecar.config import ENVIRONMENT, Problem
+
+KINDS = ("auto", "vllm", "sglang", "trtllm")
+DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
+DEFAULT_LISTEN = ":9090"
+DEFAULT_CONFIG_FILE = "/etc/hang-watcher/config.json"
+
+_SHOWN_CHARS = 80
+
+
+class BadOptionError(Exception):
+    """An option that cannot be used; the message is a sentence fragment: what was given, what was expected."""
+
+
+class StartError(Exception):
+    """`watch` cannot start. The message is one sentence for stderr, `exit_code` is its exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen. An empty host means every address of every family; port 0 means any free one."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Static options, checked. An empty string means: not given.
+
+    Attributes:
+        engine_url: the engine's base URL; None where what was given cannot be one, `problems` then says why.
+        problems: variables that cannot be used.
+    """
+
+    engine_url: str | None
+    listen: Address
+    config_file: str
+    engine_kind: str
+    engine_role: Role
+    log_file: str
+    log_hang_pattern: str
+    engine_api_key_file: str
+    engine_ca_file: str
+    identity_kv_bootstrap_url: str
+    metrics_path: str
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    name: str
+    default: str
+    help: str
+    check: Callable[[str], object]
+    metavar: str
+
+    @property
+    def variable(self) -> str:
+        return self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def parse_url(text: str) -> str:
+    """An http or https base URL without a trailing slash.
+
+    Raises:
+        BadOptionError: it is none, or carries what must not be in logs (a user name), or a query.
+    """
+    wanted = "expected a URL such as http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise BadOptionError(wanted) from None
+    if (
+        not text.isprintable()
+        or " " in text
+        or parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or port == 0
+    ):
+        raise BadOptionError(wanted)
+    if parts.username is not None or parts.password is not None:
+        raise BadOptionError("must not hold a user name or password; use ENGINE_API_KEY_FILE")
+    if parts.query or parts.fragment:
+        raise BadOptionError("must not hold a query or fragment")
+    return text.rstrip("/")
+
+
+def parse_listen(text: str) -> Address:
+    """`:9090`, `0.0.0.0:9090`, `[::]:9090`, `name:9090` or `9090`.
+
+    Raises:
+        BadOptionError: it is none of these.
+    """
+    wanted = "expected an address such as :9090, 127.0.0.1:9090 or [::]:9090"
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host or "[" in text or "]" in text:
+        raise BadOptionError(wanted + " (an IPv6 address in brackets)")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise BadOptionError(wanted)
+    if not host.isprintable() or any(char in host for char in " /@") or (colon and text.startswith("[]")):
+        raise BadOptionError(wanted)
+    return Address(host, int(port))
+
+
+def parse_path(text: str) -> str:
+    """A path on the engine.
+
+    Raises:
+        BadOptionError: it does not begin with a slash, or holds blanks.
+    """
+    if not text.startswith("/") or not text.isprintable() or " " in text:
+        raise BadOptionError("expected a path that begins with /")
+    return text
+
+
+def parse_pattern(text: str) -> str:
+    """An RE2 pattern.
+
+    Raises:
+        BadOptionError: RE2 does not take it.
+    """
+    from enginewatch.sidecar.signatures import PatternError, Signatures
+
+    try:
+        Signatures((text,))
+    except PatternError as error:
+        raise BadOptionError(f"expected an RE2 pattern: {error}") from None
+    return text
+
+
+def parse_kind(text: str) -> str:
+    """An engine kind.
+
+    Raises:
+        BadOptionError: not one of `KINDS`.
+    """
+    if text.lower() not in KINDS:
+        raise BadOptionError(f"expected one of {', '.join(KINDS)}")
+    return text.lower()
+
+
+def parse_role(text: str) -> str:
+    """A worker's role.
+
+    Raises:
+        BadOptionError: not one of `ROLES`.
+    """
+    if text.lower() not in get_args(Role):
+        raise BadOptionError(f"expected one of {', '.join(ROLES)}")
+    return text.lower()
+
+
+_OPTIONS = (
+    _Option("engine_url", DEFAULT_ENGINE_URL, "base URL of the engine", parse_url, "URL"),
+    _Option("listen", DEFAULT_LISTEN, "address to answer on; port 0 takes any free one", parse_listen, "ADDRESS"),
+    _Option("config_file", DEFAULT_CONFIG_FILE, "JSON file of hot settings, read again when it changes", str, "PATH"),
+    _Option("engine_kind", "auto", f"{' | '.join(KINDS)}; auto reads it from the page", parse_kind, "KIND"),
+    _Option("engine_role", "agg", f"{' | '.join(ROLES)}", parse_role, "ROLE"),
+    _Option("log_file", "", "the engine's log, a path or a glob (newest match); off unless given", str, "PATH"),
+    _Option("log_hang_pattern", "", "RE2 pattern that replaces the engine's own log signatures", parse_pattern, "RE2"),
+    _Option("engine_api_key_file", "", "file that holds the engine's API key, read before each use", str, "PATH"),
+    _Option("engine_ca_file", "", "CA certificates for an https engine, read before each use", str, "PATH"),
+    _Option("identity_kv_bootstrap_url", "", "Mooncake bootstrap server of this engine", parse_url, "URL"),
+    _Option("metrics_path", "", "path of the engine's metrics page, if not the usual one", parse_path, "PATH"),
+)
+VARIABLES: tuple[str, ...] = tuple(option.variable for option in _OPTIONS)
+"""Names of the static variables."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartError(f"enginewatch watch: {message}; see enginewatch watch --help", 2)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """The options in force.
+
+    Raises:
+        StartError: a flag that cannot be used (exit code 2), or a LISTEN that cannot be one (1).
+        SystemExit: `--help` was given.
+    """
+    flags = vars(_parser().parse_args(list(argv)))
+    given: dict[str, object] = {}
+    problems: list[Problem] = []
+    for option in _OPTIONS:
+        flag_text = flags[option.name] or ""
+        text = flag_text if flag_text.strip() else environ.get(option.variable, "")
+        if option.name != "log_hang_pattern":  # blanks at a pattern's ends are part of it
+            text = text.strip()
+        if not text.strip():
+            given[option.name] = option.check(option.default) if option.default else ""
+            continue
+        try:
+            given[option.name] = option.check(text)
+        except BadOptionError as bad:
+            if flag_text.strip():
+                raise StartError(f"enginewatch watch: {option.flag} {_shown(text)}: {bad}", 2) from None
+            if option.name == "listen":
+                raise StartError(f"enginewatch watch: LISTEN={_shown(text)}: {bad}", 1) from None
+            problems.append(Problem(option.variable, ENVIRONMENT, str(bad)))
+            given[option.name] = None if option.name == "engine_url" else option.default
+    return Options(**given, problems=tuple(problems))  # type: ignore[arg-type]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="enginewatch watch",
+        description="Watches one LLM inference engine and answers GET /healthz: 200 while it lives, 503 once it hangs.",
+        epilog="Each flag may also be given as the variable behind it; the flag wins. The hot settings (stall_sec, "
+        "poll_interval_sec, ...) come from the configuration file, else from variables in upper case (STALL_SEC=20).",
+        allow_abbrev=False,
+    )
+    for option in _OPTIONS:
+        default = f", default {option.default}" if option.default else ""
+        parser.add_argument(
+            option.flag, metavar=option.metavar, dest=option.name, help=f"{option.help} ({option.variable}{default})"
+        )
+    return parser
+
+
+def _shown(text: str) -> str:
+    shown = ascii(text[:_SHOWN_CHARS]) + ("..." if len(text) > _SHOWN_CHARS else "")
+    return "(not shown)" if "@" in text else shown
+
+
+def complain(error: StartError) -> int:
+    """Prints the sentence to stderr; returns the exit code."""
+    print(error, file=sys.stderr)
+    return error.exit_code
