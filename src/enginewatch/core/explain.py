@@ -1,0 +1,238 @@
+"""The verdict explained: every core, every witness with its age, and what would flip it. Reads, never decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from enginewatch.core.events import Verdict
+from enginewatch.core.progress import Core
+from enginewatch.core.settings import Settings
+from enginewatch.core.states import HUNG
+from enginewatch.engines.profile import CanaryRequest, Profile, Role
+
+
+@dataclass(frozen=True, slots=True)
+class LegView:
+    """One leg: its value (the sum over its series, for display) and how long ago it moved, None = not yet seen to."""
+
+    value: float
+    moved_ago_sec: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreView:
+    """One core as /verdict shows it."""
+
+    core: str
+    stalled_for_sec: float
+    running: float | None
+    waiting: float | None
+    legs: dict[str, LegView]
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """One witness: what it says, and how old that is (None = it has not spoken)."""
+
+    name: str
+    says: str
+    age_sec: float | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything the verdict rests on, at one moment."""
+
+    cores: tuple[CoreView, ...]
+    witnesses: tuple[Witness, ...]
+    would_flip: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What `Watch` lays open for the explanation; times on the judgement's clock."""
+
+    t: float
+    verdict: Verdict
+    finding_state: str
+    settings: Settings
+    role: Role
+    profile: Profile | None
+    cores: tuple[Core, ...]
+    page: int
+    canary: CanaryRequest | None
+    can_aim: bool
+    can_ask_flags: bool
+    resting: str | None
+    failing_since: float | None
+    failing_how: str
+    loading_since: float | None
+    outage_failures: int
+    blind_since: float | None
+    blind_failures: int
+    log_channel: bool
+    log_problem: str | None
+    log_hit_at: float | None
+    process_since: float | None
+    last_page_at: float | None
+
+
+def explain(facts: Facts) -> Explanation:
+    """Lay the facts out for people and programs."""
+    return Explanation(
+        cores=tuple(_core_view(core, facts) for core in facts.cores),
+        witnesses=tuple(_witnesses(facts)),
+        would_flip=tuple(_would_flip(facts)),
+    )
+
+
+def _ago(facts: Facts, at: float | None) -> float | None:
+    return None if at is None or at == float("-inf") else round(max(0.0, facts.t - at), 3)
+
+
+def _core_view(core: Core, facts: Facts) -> CoreView:
+    return CoreView(
+        core=core.name,
+        stalled_for_sec=round(max(0.0, facts.t - core.proof_at), 3),
+        running=core.running(facts.page),
+        waiting=core.waiting(facts.page, without_deferred=False),
+        legs={name: LegView(leg.value, _ago(facts, leg.moved_at)) for name, leg in core.legs.items()},
+    )
+
+
+def _witnesses(facts: Facts) -> Iterator[Witness]:
+    yield _reachability(facts)
+    for core in facts.cores:
+        where = f"core {core.name}: " if len(facts.cores) > 1 else ""
+        yield _legs(core, facts, where)
+        yield _canary(core, facts, where)
+        if core.heartbeat_at is not None:
+            age = _ago(facts, core.heartbeat_at)
+            turning = age is not None and age <= 2 * facts.settings.poll_interval_sec
+            yield Witness(
+                "heartbeat", "turning" if turning else "frozen", age, f"{where}the scheduler loop's own counters"
+            )
+    if facts.blind_since is not None:
+        yield Witness(
+            "canary",
+            "failed" if facts.blind_failures else "nothing failed",
+            _ago(facts, facts.blind_since),
+            f"{facts.blind_failures} failed in a row since the page has no legs",
+        )
+    yield _log(facts)
+    yield _pause(facts)
+
+
+def _reachability(facts: Facts) -> Witness:
+    if facts.loading_since is not None:
+        return Witness("reachability", "loading", _ago(facts, facts.loading_since), "no page since then")
+    if facts.failing_since is not None:
+        return Witness(
+            "reachability",
+            "failing",
+            _ago(facts, facts.failing_since),
+            f"/metrics: {facts.failing_how}; {facts.outage_failures} canaries failed meanwhile",
+        )
+    return Witness("reachability", "answers", _ago(facts, facts.last_page_at), "/metrics")
+
+
+def _legs(core: Core, facts: Facts, where: str) -> Witness:
+    moved = [leg.moved_at for leg in core.legs.values() if leg.moved_at is not None]
+    if not moved:
+        return Witness("legs", "not moved yet", None, f"{where}{len(core.legs)} legs on the page")
+    last = max(moved)
+    return Witness(
+        "legs",
+        "moving" if facts.t - last <= 2 * facts.settings.poll_interval_sec else "frozen",
+        _ago(facts, last),
+        f"{where}{core.moved_leg} moved last",
+    )
+
+
+def _canary(core: Core, facts: Facts, where: str) -> Witness:
+    run = core.run
+    if facts.canary is None:
+        return Witness("canary", "off", None, f"{where}active_probe_enabled is false")
+    if len(facts.cores) > 1 and not facts.can_aim:
+        return Witness("canary", "cannot be aimed", None, f"{where}this engine version is not known to honour a rank")
+    if run.failures:
+        return Witness("canary", "failed", _ago(facts, run.last_ended), f"{where}{run.failures} in a row")
+    if run.last_outcome is not None:
+        return Witness("canary", run.last_outcome.value, None, f"{where}counts neither way")
+    age = _ago(facts, core.canary_ok_at)
+    return Witness("canary", "ok" if age is not None else "none yet", age, f"{where}{facts.canary.path}")
+
+
+def _log(facts: Facts) -> Witness:
+    if not facts.log_channel:
+        return Witness("log", "off", None, "LOG_FILE is not set")
+    if facts.log_problem is not None:
+        return Witness("log", "broken", None, facts.log_problem)
+    age = _ago(facts, facts.log_hit_at)
+    return Witness("log", "quiet" if age is None else "signature", age, "hang signatures in the engine's log")
+
+
+def _pause(facts: Facts) -> Witness:
+    if facts.resting is not None:
+        return Witness("pause", facts.resting, None, "the engine says so itself")
+    if facts.can_ask_flags or (facts.profile is not None and facts.profile.page_flags):
+        return Witness("pause", "awake", None, "page or pause endpoints")
+    return Witness("pause", "cannot tell", None, "this engine does not say whether it is paused")
+
+
+def _would_flip(facts: Facts) -> Iterator[str]:
+    settings, verdict = facts.settings, facts.verdict
+    if facts.finding_state in HUNG:
+        if facts.loading_since is not None:
+            yield "a page from /metrics ends it"
+            return
+        if facts.failing_since is not None or facts.blind_since is not None:
+            yield "a page with progress legs ends it"
+            if facts.canary is not None:
+                yield "one complete canary ends it"
+        else:
+            where = f"core {verdict.core}"
+            legs = "a counter" if facts.finding_state == "stall-hang-log" else "a progress leg"
+            yield f"{legs} of {where} that moves ends it"
+            if facts.canary is not None:
+                yield f"one complete canary of {where} ends it"
+            yield "a pause, a replaced process or a refused connection ends it"
+        if not verdict.acting:
+            yield from _suppressed(facts)
+        return
+    if facts.loading_since is not None:
+        left = settings.startup_budget_sec - (facts.t - facts.loading_since)
+        yield f"startup-hang in {max(0.0, left):.0f} s without a page"
+        return
+    if facts.failing_since is not None:
+        left = settings.unreach_after_sec - (facts.t - facts.failing_since)
+        yield f"unreach-hang in {max(0.0, left):.0f} s if scrapes and canaries go on failing"
+        return
+    if facts.resting is not None:
+        yield "the end of the pause starts every clock afresh"
+        return
+    minimum = settings.active_probe_min_failures
+    if facts.blind_since is not None:
+        if facts.canary is None:
+            yield "nothing: without legs and canaries no hang can be seen"
+        else:
+            yield f"canary-hang after {max(0, minimum - facts.blind_failures)} more failed canaries"
+        return
+    for core in facts.cores:
+        threshold = core.stall_after_sec(settings.stall_sec)
+        left = max(0.0, threshold - (facts.t - core.proof_at))
+        if facts.canary is not None:
+            need = max(0, minimum - core.run.failures)
+            yield f"core {core.name}: hung if nothing moves for another {left:.0f} s and {need} more canaries fail"
+        else:
+            yield f"core {core.name}: hung if it is busy and nothing moves for another {left:.0f} s"
+
+
+def _suppressed(facts: Facts) -> Iterator[str]:
+    if facts.settings.mode == "shadow":
+        yield "mode: enforce would act on it"
+    elif facts.process_since is not None:
+        left = facts.settings.warmup_sec - (facts.t - facts.process_since)
+        yield f"it is acted on when warm-up ends in {max(0.0, left):.0f} s"

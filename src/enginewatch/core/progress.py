@@ -1,0 +1,463 @@
+"""What each core of the engine has done: the ledger of progress legs, per core and per series.
+
+Rules:
+    - Series are compared one by one with their own last value and never summed: what rises here must not be cancelled
+      by what falls there, and one hung rank must not hide behind its siblings.
+    - A series that is absent keeps its value; coming back unchanged is nothing. A series born after its core's first
+      page counts from zero.
+    - A counter that falls is reset to the new value and reported; a gauge that falls is nothing.
+    - Once any series of interest carried the core label, series without it belong to no core.
+    - A core absent from `RETIRE_AFTER` polls while others remain is retired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from enginewatch.core.events import Outcome
+from enginewatch.core.exposition import parse_series
+from enginewatch.engines.profile import Grain, Leg, LegKind, Metric, PageFlag, Profile, Queue
+
+RETIRE_AFTER: Final = 3
+REQUEST_GRAINED_STALL_SEC: Final = 120.0
+ONLY_CORE: Final = "0"
+_MOST_SERIES: Final = 8192  # twice what one page may keep; an engine that invents series forever starts over
+
+
+class Proof:
+    """What the last proof of life of a core was; the words appear in /verdict."""
+
+    LEG = "leg"
+    CANARY = "canary"
+    BASELINE = "baseline"
+    RESET = "counter reset"
+    PAUSE_ENDED = "end of pause"
+
+
+class LegState:
+    """One leg of one core."""
+
+    __slots__ = ("is_counter", "leg", "moved_at", "series")
+
+    def __init__(self, leg: Leg) -> None:
+        self.leg = leg
+        self.is_counter = leg.kind is LegKind.COUNTER
+        self.moved_at: float | None = None
+        self.series: list[_Slot] = []
+
+    @property
+    def value(self) -> float:
+        """For display only: the sum over the leg's series. Judgement never uses it."""
+        return sum(slot.value for slot in self.series)
+
+
+class QueueState:
+    """One P/D queue of one core: since when it has been above zero without ever falling."""
+
+    __slots__ = ("name", "stuck_since", "value")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.value = 0.0
+        self.stuck_since: float | None = None
+
+
+class CanaryRun:
+    """Consecutive failed canaries since the last proof of life."""
+
+    __slots__ = ("failures", "first_begun", "last_ended", "last_failed", "last_outcome")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """A proof of life: nothing that failed before it counts."""
+        self.failures = 0
+        self.first_begun = self.last_ended = float("-inf")
+        self.last_outcome: Outcome | None = None
+        """What the last canary of this freeze was; None when none was answered."""
+        self.last_failed = False
+
+    def failed(self, begun: float, ended: float, outcome: Outcome) -> None:
+        """One more canary failed."""
+        if not self.failures:
+            self.first_begun = begun
+        self.failures += 1
+        self.last_ended = ended
+        self.last_outcome = outcome
+        self.last_failed = True
+
+    def neither(self, outcome: Outcome) -> None:
+        """Saturated or misconfigured: no failure, and no end of a run of failures."""
+        self.last_outcome = outcome
+        self.last_failed = False
+
+
+class Core:
+    """Everything known of one core. Times are on the judgement's clock."""
+
+    __slots__ = (
+        "_carry_counter",
+        "_carry_gauge",
+        "_deferred",
+        "_running",
+        "_step_grained",
+        "_waiting",
+        "baseline_poll",
+        "canary_due",
+        "canary_ok_at",
+        "canary_ok_begun",
+        "counter_at",
+        "counter_page",
+        "counter_poll",
+        "counter_proof_at",
+        "failed_begun",
+        "fell_poll",
+        "first_page",
+        "gauge_page",
+        "gauge_poll",
+        "grew_after_failure_poll",
+        "grew_after_failure_with_counter",
+        "hang",
+        "heartbeat_at",
+        "heartbeat_page",
+        "last_page",
+        "legs",
+        "moved_leg",
+        "name",
+        "page_begun",
+        "polls_absent",
+        "proof_at",
+        "proof_by",
+        "queues",
+        "run",
+        "transfers_at",
+    )
+
+    def __init__(self, name: str, t: float, poll: int, page: int) -> None:
+        self.name = name
+        self.first_page = page
+        self.legs: dict[str, LegState] = {}
+        self.queues: dict[str, QueueState] = {}
+        self.run = CanaryRun()
+        self.hang: str | None = None
+        """The hang state declared for this core, until it proves life."""
+        self.proof_at = self.counter_proof_at = t
+        self.proof_by = Proof.BASELINE
+        self.baseline_poll = poll
+        self.counter_poll = self.gauge_poll = self.fell_poll = self.grew_after_failure_poll = -1
+        self.counter_page = self.gauge_page = -1
+        self.grew_after_failure_with_counter = False
+        self.counter_at = self.canary_ok_at = self.canary_ok_begun = self.failed_begun = float("-inf")
+        self.transfers_at = float("-inf")
+        self.heartbeat_at: float | None = None
+        self.heartbeat_page = -1
+        self.moved_leg = ""
+        self.last_page = -1
+        """Number of the last page that carried one of this core's legs, and when that page's scrape began."""
+        self.page_begun = float("-inf")
+        self.polls_absent = 0
+        self.canary_due = False
+        self._carry_counter = self._carry_gauge = False
+        self._running: list[_Slot] = []
+        self._waiting: list[_Slot] = []
+        self._deferred: list[_Slot] = []
+        self._step_grained = False
+
+    def stall_after_sec(self, stall_sec: float) -> float:
+        """How long this core may be frozen: longer where every leg moves only at request ends."""
+        return stall_sec if self._step_grained else max(stall_sec, REQUEST_GRAINED_STALL_SEC)
+
+    @property
+    def request_grained(self) -> bool:
+        """Whether every leg seen so far moves only when a request ends."""
+        return not self._step_grained
+
+    def running(self, page: int) -> float | None:
+        """Requests running by the last page (`page` is its number); None where it does not say."""
+        return _largest(self._running, page)
+
+    def waiting(self, page: int, *, without_deferred: bool) -> float | None:
+        """Requests waiting by the last page; without those deferred for a remote partner when asked so."""
+        waiting = _largest(self._waiting, page)
+        if waiting is None or not without_deferred:
+            return waiting
+        return max(0.0, waiting - (_largest(self._deferred, page) or 0.0))
+
+    def stuck_queue(self, t: float, peer_stall_sec: float) -> QueueState | None:
+        """The P/D queue that stood still for peer_stall_sec while no transfer succeeded, if any."""
+        for queue in self.queues.values():
+            if queue.stuck_since is not None and t - max(queue.stuck_since, self.transfers_at) >= peer_stall_sec:
+                return queue
+        return None
+
+    def prove(self, t: float, by: str, *, counters: bool = True) -> None:
+        """A proof of life: the freeze clock starts again and failed canaries are forgotten.
+
+        `counters` is False for a rising gauge, which does not answer a log signature: `stall-hang-log` outranks it.
+        """
+        self.proof_at = t
+        self.proof_by = by
+        self.run.clear()
+        if counters:
+            self.counter_proof_at = t
+            self.hang = None
+        elif self.hang != "stall-hang-log":
+            self.hang = None
+
+
+class _Slot:
+    """One series: its last value and what a change of it means."""
+
+    __slots__ = ("core", "effects", "page", "value")
+
+    def __init__(self, core: Core | None, value: float, effects: tuple[_Effect, ...]) -> None:
+        self.core = core
+        self.value = value
+        self.effects = effects
+        self.page = -1
+
+
+def _largest(slots: list[_Slot], page: int) -> float | None:
+    # The largest, not the sum: priority scheduling exports the total beside its parts, per-process gauges one each.
+    present = [slot.value for slot in slots if slot.page == page]
+    return max(present) if present else None
+
+
+# What a series is to its core: a leg, or one of these words.
+_RUNNING, _WAITING, _DEFERRED, _HEARTBEAT, _TRANSFERS = "running", "waiting", "deferred", "heartbeat", "transfers"
+_Effect = LegState | QueueState | str
+_Meaning = Leg | Queue | str
+
+
+@dataclass(frozen=True, slots=True)
+class PageNews:
+    """What one page changed, for the engine as a whole."""
+
+    cores_with_legs: int
+    fell: bool
+    """A counter fell."""
+    rose: bool
+    """A counter rose."""
+    start_time: float | None
+    resting: str | None
+    """`paused` or `sleeping` by the page's own gauges."""
+
+
+class Ledger:
+    """The cores of one engine process and what their series did."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.cores: dict[str, Core] = {}
+        self.page = 0
+        """Number of the last page taken in."""
+        self._meanings = _meanings(profile)
+        self._slots: dict[str, _Slot | None] = {}
+        self._labelled = False
+        self._resting: list[tuple[PageFlag, _Slot]] = []
+        self._start_times: list[_Slot] = []
+
+    def forget(self) -> None:
+        """Forget everything: another process, or a page that lost its legs for good."""
+        self.cores.clear()
+        self._slots.clear()
+        self._labelled = False
+        self._resting.clear()
+        self._start_times.clear()
+
+    def take(self, samples: Mapping[str, float], t: float, begun: float, poll: int, *, recheck: bool) -> PageNews:
+        """Take in one page that was read by `t` and whose scrape began at `begun` (both on the judgement's clock)."""
+        self.page = page = self.page + 1
+        if len(self._slots) > _MOST_SERIES:
+            self._slots = {series: slot for series, slot in self._slots.items() if slot is not None}
+            if len(self._slots) > _MOST_SERIES:
+                self.forget()
+        if not recheck:
+            self.turn_poll(poll)
+        slots = self._slots
+        rose = fell = False
+        for series, value in samples.items():
+            slot = slots.get(series)
+            if slot is None:
+                if series in slots:
+                    continue
+                slot = self._adopt(series, value, t, poll)
+                if slot is None:
+                    continue
+            slot.page = page
+            old = slot.value
+            core = slot.core
+            if core is None:
+                slot.value = value
+                continue
+            for effect in slot.effects:
+                if type(effect) is LegState:
+                    core.last_page = page
+                    if value == old:
+                        continue
+                    if value > old:
+                        effect.moved_at = t
+                        core.moved_leg = effect.leg.name
+                        if effect.is_counter:
+                            rose = True
+                            core.counter_at = t
+                            core.counter_page = page
+                        else:
+                            core.gauge_page = page
+                    elif effect.is_counter:
+                        fell = True
+                        core.fell_poll = poll
+                elif type(effect) is QueueState:
+                    _queue_read(effect, value, t)
+                elif effect is _HEARTBEAT:
+                    core.heartbeat_page = page
+                    if value != old or core.heartbeat_at is None:
+                        core.heartbeat_at = t
+                elif effect is _TRANSFERS and value > old:
+                    core.transfers_at = t
+            slot.value = value
+        with_legs = 0
+        for core in list(self.cores.values()):
+            if core.last_page == page:
+                with_legs += 1
+                core.page_begun = begun
+                core.polls_absent = 0
+                if page in (core.counter_page, core.gauge_page):
+                    _moved(core, page, t, begun, poll, recheck)
+            elif not recheck:
+                core.polls_absent += 1
+        if with_legs:
+            self._retire()
+        return PageNews(
+            with_legs,
+            fell,
+            rose,
+            start_time=_largest(self._start_times, page),
+            resting=next(
+                (flag.state for flag, slot in self._resting if slot.page == page and slot.value == flag.value), None
+            ),
+        )
+
+    def turn_poll(self, poll: int) -> None:
+        """A poll begins: what rechecks saw since the previous one counts as its movement."""
+        for core in self.cores.values():
+            if core._carry_counter:
+                core.counter_poll = poll
+            if core._carry_gauge:
+                core.gauge_poll = poll
+            core._carry_counter = core._carry_gauge = False
+
+    def _retire(self) -> None:
+        for name in [name for name, core in self.cores.items() if core.polls_absent >= RETIRE_AFTER]:
+            del self.cores[name]
+            self._slots = {
+                s: slot
+                for s, slot in self._slots.items()
+                if slot is None or slot.core is None or slot.core.name != name
+            }
+
+    def _adopt(self, series: str, value: float, t: float, poll: int) -> _Slot | None:
+        """First sight of a series: find out what it is."""
+        name, labels = parse_series(series)
+        meanings = [meaning for metric, meaning in self._meanings.get(name, ()) if metric.accepts(labels)]
+        slot = self._adopt_engine_wide(meanings, value) if meanings else None
+        core_meanings = [m for m in meanings if not isinstance(m, PageFlag) and m != "start_time"]
+        if slot is None and core_meanings:
+            slot = self._adopt_for_core(labels.get(self.profile.core_label), core_meanings, value, t, poll)
+        self._slots[series] = slot
+        return slot
+
+    def _adopt_engine_wide(self, meanings: Iterable[_Meaning | PageFlag], value: float) -> _Slot | None:
+        slot: _Slot | None = None
+        for meaning in meanings:
+            if isinstance(meaning, PageFlag):
+                slot = slot or _Slot(None, value, ())
+                self._resting.append((meaning, slot))
+            elif meaning == "start_time":
+                slot = slot or _Slot(None, value, ())
+                self._start_times.append(slot)
+        return slot
+
+    def _adopt_for_core(
+        self, label: str | None, meanings: list[_Meaning], value: float, t: float, poll: int
+    ) -> _Slot | None:
+        if label is not None and not self._labelled:
+            self._labelled = True
+            self._drop_unlabelled()
+        if label is None and self._labelled:
+            return None
+        name = ONLY_CORE if label is None else label
+        core = self.cores.get(name)
+        if core is None:
+            core = self.cores[name] = Core(name, t, poll, self.page)
+        # A core's first page is its baseline; a series that appears later was zero before.
+        born_later = core.first_page != self.page
+        effects: list[_Effect] = []
+        slot = _Slot(core, 0.0 if born_later else value, ())
+        for meaning in meanings:
+            if isinstance(meaning, Leg):
+                state = core.legs.setdefault(meaning.name, LegState(meaning))
+                state.series.append(slot)
+                core._step_grained = core._step_grained or meaning.grain is Grain.STEP
+                effects.append(state)
+            elif isinstance(meaning, Queue):
+                effects.append(core.queues.setdefault(meaning.name, QueueState(meaning.name)))
+            else:
+                effects.append(meaning)
+                {_RUNNING: core._running, _WAITING: core._waiting, _DEFERRED: core._deferred}.get(meaning, []).append(
+                    slot
+                )
+        slot.effects = tuple(effects)
+        return slot
+
+    def _drop_unlabelled(self) -> None:
+        """The page turned out to carry the core label: what was booked without it belongs to no core."""
+        self.cores.pop(ONLY_CORE, None)
+        self._slots = {
+            series: None if slot is not None and slot.core is not None else slot for series, slot in self._slots.items()
+        }
+
+
+def _moved(core: Core, page: int, t: float, begun: float, poll: int, recheck: bool) -> None:
+    """Legs of this core moved on this page: a proof of life."""
+    by_counter = core.counter_page == page
+    if by_counter:
+        core.counter_poll, core._carry_counter = poll, recheck
+    if core.gauge_page == page:
+        core.gauge_poll, core._carry_gauge = poll, recheck
+    if core.run.last_failed and begun >= core.run.last_ended:
+        core.grew_after_failure_poll = poll
+        core.grew_after_failure_with_counter = by_counter
+    core.prove(t, Proof.LEG, counters=by_counter)
+
+
+def _queue_read(queue: QueueState, value: float, t: float) -> None:
+    if value <= 0:
+        queue.stuck_since = None
+    elif queue.stuck_since is None or value < queue.value:
+        queue.stuck_since = t
+    queue.value = value
+
+
+def _meanings(profile: Profile) -> dict[str, tuple[tuple[Metric, _Meaning | PageFlag], ...]]:
+    """Full sample name -> what its series may be."""
+    table: dict[str, list[tuple[Metric, _Meaning | PageFlag]]] = {}
+    words: tuple[tuple[Metric | None, _Meaning | PageFlag], ...] = (
+        (profile.running, _RUNNING),
+        (profile.waiting, _WAITING),
+        (profile.deferred, _DEFERRED),
+        (profile.heartbeat, _HEARTBEAT),
+        (profile.transfers, _TRANSFERS),
+        (profile.start_time, "start_time"),
+        *((leg.metric, leg) for leg in profile.legs),
+        *((queue.metric, queue) for queue in profile.queues),
+        *((flag.metric, flag) for flag in profile.page_flags),
+    )
+    for metric, meaning in words:
+        if metric is not None:
+            for name in metric.full_names(profile.prefixes):
+                table.setdefault(name, []).append((metric, meaning))
+    return {name: tuple(found) for name, found in table.items()}
