@@ -16,32 +16,67 @@ UNKNOWN: Profile = unknown.PROFILE
 ALL_NAMES: frozenset[str] = UNKNOWN.names().union(*(profile.names() for profile in PROFILES.values()))
 """Every sample name that any profile asks for: what `auto` keeps of a page until it knows the engine."""
 
+RECOGNITION_PATHS: tuple[str, ...] = ("/v1/models", "/model_info", "/get_model_info", "/version")
+"""Paths whose answers tell the engine where its page does not, best first; none of them touches an engine's core."""
+
+# Names of the engine's own, so without process_start_time_seconds, which any process may export.
+_OWN_NAMES: dict[str, frozenset[str]] = {
+    kind: frozenset(name for name in profile.names() if name.startswith(profile.prefixes))
+    for kind, profile in PROFILES.items()
+}
+
 
 def recognise(sample_names: Iterable[str]) -> Profile | None:
-    """The engine whose prefixes stand on the page; None where no sample name carries one.
+    """The engine whose series stand on the page; None where there are none.
 
-    `sample_names` are bare names, without labels. A page that passes on another engine's series beside its own (Dynamo
-    does) is that engine's. Where two engines' series share a page the one with more names wins, then the order of
-    `PROFILES`.
+    A name counts when the profile asks for it, or when it begins with one of the engine's prefixes that end in a colon:
+    `vllm_` alone is not enough, vllm_router_* is a router. A page that passes on an engine's series beside its own
+    (Dynamo does) is that engine's. Of two engines on one page the one with more different names is taken, then the
+    order of `PROFILES`.
+
+    Args:
+        sample_names: bare names of samples, without labels; repetitions and a filtered page do no harm.
     """
-    counts = dict.fromkeys(PROFILES, 0)
-    for name in sample_names:
-        for kind, profile in PROFILES.items():
-            counts[kind] += name.startswith(profile.prefixes)
-    best = max(counts, key=lambda kind: counts[kind])
-    return PROFILES[best] if counts[best] else None
+    names = frozenset(sample_names)
+    best, best_count = None, 0
+    for kind, profile in PROFILES.items():
+        colons = tuple(prefix for prefix in profile.prefixes if prefix.endswith(":"))
+        count = sum(name in _OWN_NAMES[kind] or name.startswith(colons) for name in names)
+        if count > best_count:
+            best, best_count = profile, count
+    return best
 
 
 def recognise_answer(path: str, payload: object) -> Profile | None:
-    """The engine that answers `path` with this JSON `payload`; None where it could be any."""
+    """The engine that answers `path`, one of `RECOGNITION_PATHS`, with this JSON `payload`.
+
+    Returns:
+        A profile; `UNKNOWN` where the answer names an engine without a profile, which ends the search; None where the
+        answer could be anybody's.
+    """
     if not isinstance(payload, Mapping):
         return None
-    if path == "/v1/models":
-        models = payload.get("data")
-        owners = (
-            {model.get("owned_by") for model in models if isinstance(model, Mapping)}
-            if isinstance(models, list)
-            else set()
-        )
-        return next((profile for kind, profile in PROFILES.items() if kind in owners), None)
-    return None
+    match path:
+        case "/v1/models":
+            return _by_owner(payload.get("data"))
+        case "/model_info" | "/get_model_info":
+            # Keys of SGLang 0.4.8 to 0.5.23.
+            return sglang.PROFILE if {"model_path", "tokenizer_path", "is_generation"} <= payload.keys() else None
+        case "/version":
+            # The last resort, for a vLLM whose API key we do not have: it guards /v1/models but not this. TensorRT-LLM
+            # gives the same answer, but its /v1/models (owned_by tensorrt_llm) has ended the search before.
+            return vllm.PROFILE if payload.keys() == {"version"} and isinstance(payload["version"], str) else None
+        case _:
+            return None
+
+
+def _by_owner(models: object) -> Profile | None:
+    """By `owned_by`, a constant of the engine: `vllm` (0.11 to 0.32 read), `sglang` (0.4.8 to 0.5.23 read)."""
+    if not isinstance(models, list):
+        return None
+    owners = {model.get("owned_by") for model in models if isinstance(model, Mapping)}
+    named = {owner for owner in owners if isinstance(owner, str) and owner}
+    for kind, profile in PROFILES.items():
+        if kind in named:
+            return profile
+    return UNKNOWN if named else None

@@ -7,7 +7,7 @@ engine it is looking at. Facts about engines live here with their versions and s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -104,25 +104,48 @@ class FlagEndpoint:
     """An endpoint that tells whether the engine rests: GET `path`, JSON object, `key` true.
 
     404, 405 or 501 there means that this engine does not have it.
+
+    Where the engine says it by a status instead, `status` is set and `key` is empty: the state holds when `path`
+    answers with `status` while `sound_path` answers 200. Any other pair of answers is a no.
+
+    Attributes:
+        since: the first engine version (as a tuple of numbers) of which this is true; the same answers of an older one
+            mean something else. Empty: of every version that has the endpoint. See `Profile.flags_for`.
     """
 
     state: Literal["paused", "sleeping"]
     path: str
-    key: str
+    key: str = ""
+    status: int | None = None
+    sound_path: str = ""
+    since: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
     """How a canary is aimed at one core, and since when the engine honours it.
 
-    Exactly one of `header` and `body_field` is set; the value is the core's name as an integer.
+    Exactly one of `header` and `body_field` is set; `value_for` gives the value.
     `since` is the first engine version (as a tuple of numbers) known to honour it; `source` says how we know.
+
+    Attributes:
+        from_first_core: the engine counts from the first of the server's own cores, not from rank zero.
     """
 
     since: tuple[int, ...]
     source: str
     header: str | None = None
     body_field: str | None = None
+    from_first_core: bool = False
+
+    def value_for(self, core: str, cores: Iterable[str]) -> int | None:
+        """What to send to reach `core`, one of the page's `cores`; None where their names are not ranks."""
+        if not core.isdecimal():
+            return None
+        if not self.from_first_core:
+            return int(core)
+        ranks = [int(name) for name in cores if name.isdecimal()]
+        return int(core) - min(ranks, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +201,17 @@ class Profile:
     log_signatures: tuple[str, ...] = ()
     """RE2 patterns of lines that mean a dead scheduler, and nothing else."""
     version_paths: tuple[tuple[str, str], ...] = ()
-    """(path, JSON key) pairs that tell the engine's version without touching its core, best first."""
+    """(path, JSON key) pairs that tell the engine's version, best first.
+
+    Asked once per process, under a deadline: where an engine answers this only through its core, the profile says so.
+    """
     how_to_get_metrics: str = ""
     """One sentence for `doctor`: what to change when the page has no legs."""
+
+    def flags_for(self, version: str | None) -> tuple[FlagEndpoint, ...]:
+        """The flag endpoints whose answers can be trusted on this engine version (None: not known)."""
+        numbers = version_tuple(version or "")
+        return tuple(flag for flag in self.flag_endpoints if numbers >= flag.since)
 
     def names(self) -> frozenset[str]:
         """Full names of every sample this profile asks a page for."""

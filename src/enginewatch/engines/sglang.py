@@ -1,16 +1,17 @@
 """SGLang.
 
-Sources: the source of the releases 0.5.10.post1, 0.5.15.post1 and 0.5.18 to 0.5.23. Where a fact is bound to a version
-the comment beside it says so.
+Sources: the source of the releases 0.4.8, 0.4.9, 0.5.3, 0.5.9, 0.5.10, 0.5.14, 0.5.15.post1 and 0.5.18 to 0.5.23. A
+fact that is bound to a version has it beside it.
 
 What surprises people:
-    - `generation_tokens_total` and `prompt_tokens_total` come from the tokenizer process and move only when a request
-      ends; `realtime_tokens_total` and `cuda_graph_passes_total` come from the scheduler and move per batch. The first
-      two carry no `dp_rank`.
+    - `generation_tokens_total` and `prompt_tokens_total` come from the tokenizer process, move only when a request
+      ends and carry no `dp_rank`; `realtime_tokens_total` and `cuda_graph_passes_total` come from the scheduler and
+      move per batch.
+    - Series of the last two appear only with their first token or pass: absent is not zero.
     - Gauges are published at prefill reports and every 40 decode steps; after the last request `num_running_reqs` kept
       its value for up to 30 s (sgl-project/sglang#26495; corrected in 0.5.18 by #31517).
     - /health is /health_generate: it takes a second when healthy and 20 s when not.
-    - A series of `realtime_tokens_total` appears only with its first token.
+    - Only the first rank of a tensor-parallel group reports, unless --enable-metrics-for-all-schedulers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from enginewatch.engines.profile import (
     Aim,
     AnswerFormat,
     CanaryRequest,
+    FlagEndpoint,
     Grain,
     Leg,
     LegKind,
@@ -30,40 +32,55 @@ from enginewatch.engines.profile import (
     Queue,
 )
 
+# The second is what the `underscores` escaping scheme, OpenTelemetry collectors and relabelling make of the first.
 _PREFIXES = ("sglang:", "sglang_")
 
 # With priority scheduling the total stands under priority="" and the series of each priority come on top of it.
 _TOTAL_ONLY = {"priority": frozenset({""})}
 
 _LEGS = (
+    # Decode: every step. Prefill: when the result of a batch or chunk is in.
     Leg("realtime_tokens", Metric(("realtime_tokens_total",)), LegKind.COUNTER, Grain.STEP),
+    # Every decode batch and every prefill report, with a CUDA graph or without.
     Leg("forward_passes", Metric(("cuda_graph_passes_total",)), LegKind.COUNTER, Grain.STEP),
     Leg("generation_tokens", Metric(("generation_tokens_total",)), LegKind.COUNTER, Grain.REQUEST),
     Leg("prompt_tokens", Metric(("prompt_tokens_total",)), LegKind.COUNTER, Grain.REQUEST),
     Leg("token_usage", Metric(("token_usage",)), LegKind.RISING_GAUGE, Grain.STEP),
+    # Not legs: num_aborted_requests_total is clients giving up; generation_tokens_histogram_* and full_token_usage are
+    # near misses.
 )
 
-_AIM = (
-    Aim(
-        body_field="routed_dp_rank",
-        since=(0, 5, 10),
-        source="sgl-project/sglang#19268 renames data_parallel_rank to routed_dp_rank on /generate",
-    ),
+_ROUTED_DP_RANK = Aim(
+    body_field="routed_dp_rank",
+    since=(0, 5, 10),
+    source="sgl-project/sglang#19268; in the source of 0.5.10 every load-balancing method obeys it first, "
+    "that of 0.5.9 does not know it",
+)
+# Not for decode workers: there the old name meant the rank of the prefill partner as well (#19268). The new name must
+# be preferred where both exist: 0.5.15.post1 drops the old one without a word, 0.5.19 has it back (#33565).
+_DATA_PARALLEL_RANK = Aim(
+    body_field="data_parallel_rank",
+    since=(0, 4, 8),
+    source="sgl-project/sglang#6884; obeyed on /generate in the source of 0.4.8, 0.4.9, 0.5.3 and 0.5.9",
 )
 
 
-def _generate(extra: Mapping[str, Any]) -> CanaryRequest:
+def _generate(peer: Mapping[str, Any], aim: tuple[Aim, ...]) -> CanaryRequest:
+    # Token ids rather than text: they are accepted with and without --skip-tokenizer-init, and [0] is what the engine's
+    # own health check sends.
     return CanaryRequest(
         method="POST",
         path="/generate",
-        body={"text": "Test", "sampling_params": {"max_new_tokens": 1, "temperature": 0}, **extra},
+        body={"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}, **peer},
         answer=AnswerFormat.SGLANG_GENERATE,
-        aim=_AIM,
+        aim=aim,
     )
 
 
-# 2.2.2.2 is the engine's own fake-transfer host: no peer is needed and no KV transfer is tested.
-_FAKE_PEER = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 0}
+# 2.2.2.2 is the engine's own fake-transfer host: no partner is needed, nothing is pinned and no KV transfer is tested.
+# Nobody is contacted on the port, 8998 is the engine's default. An aimed rank outranks the room, which without one
+# always leads to rank 0 under follow_bootstrap_room.
+_FAKE_PEER: Mapping[str, Any] = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 0}
 
 PROFILE = Profile(
     kind="sglang",
@@ -71,23 +88,49 @@ PROFILE = Profile(
     prefixes=_PREFIXES,
     metrics_path="/metrics",
     legs=_LEGS,
+    # Only with data parallelism.
     core_label="dp_rank",
     running=Metric(("num_running_reqs",), where=_TOTAL_ONLY),
+    # Without num_grammar_queue_reqs: a slow grammar is not a stuck scheduler.
     waiting=Metric(("num_queue_reqs",), where=_TOTAL_ONLY),
     queues=(
         # Up to 0.5.10 the prefill side called its bootstrap queue prealloc queue.
-        Queue("bootstrap", Metric(("num_prefill_bootstrap_queue_reqs", "num_prefill_prealloc_queue_reqs"))),
-        Queue("inflight", Metric(("num_prefill_inflight_queue_reqs",))),
-        Queue("prealloc", Metric(("num_decode_prealloc_queue_reqs",))),
-        Queue("transfer", Metric(("num_decode_transfer_queue_reqs",))),
+        Queue(
+            "bootstrap",
+            Metric(("num_prefill_bootstrap_queue_reqs", "num_prefill_prealloc_queue_reqs"), where=_TOTAL_ONLY),
+        ),
+        Queue("inflight", Metric(("num_prefill_inflight_queue_reqs",), where=_TOTAL_ONLY)),
+        Queue("prealloc", Metric(("num_decode_prealloc_queue_reqs",), where=_TOTAL_ONLY)),
+        Queue("transfer", Metric(("num_decode_transfer_queue_reqs",), where=_TOTAL_ONLY)),
     ),
-    # Written by the scheduler loop itself, since 0.5.20. sglang:process_cpu_seconds_total is not: a thread of its own
-    # advances it while the loop is stuck.
-    heartbeat=Metric(("scheduler_idle_seconds_total",)),
+    # One observation per transfer that succeeded, on the prefill side only; the decode side counts failures alone.
+    # Fake transfers, and so canaries, are left out by the engine (0.5.14 and later; 0.5.10 counts them).
+    transfers=Metric(("kv_transfer_latency_ms_count",)),
+    # Written by the scheduler's loop itself once a second, busy, idle or paused, since 0.5.20. Near miss:
+    # process_cpu_seconds_total belongs to a thread that runs on while the loop is stuck.
+    heartbeat=Metric(("scheduler_idle_seconds_total", "scheduler_process_cpu_seconds_total")),
+    # No start_time: SGLang never exports process_start_time_seconds, and startup_time_seconds is a duration.
+    # While generation is paused requests wait in the front end, so a canary gets no answer. /ready is 503 while paused,
+    # starting, shutting down or unhealthy, /ping is 503 in all of these but paused; neither asks the scheduler. That
+    # holds from 0.5.23 on: /ready exists since 0.5.20, but until 0.5.22 /ping is always 200, so that an engine whose
+    # health check failed would look paused. Before 0.5.23 nothing tells a pause from a hang, and in no version does
+    # anything tell that memory was released (/release_memory_occupation) or that weights are being updated without a
+    # pause: there the operator uses shadow mode.
+    flag_endpoints=(FlagEndpoint("paused", "/ready", status=503, sound_path="/ping", since=(0, 5, 23)),),
     gauge_stale_sec=30.0,
+    # The seconds in the line vary. A chunk that computes for longer than 20 s prints it as well, hence the canary
+    # that must fail beside it.
     log_signatures=(r"Health check failed\. Server couldn't get a response from detokenizer",),
-    canaries={"agg": _generate({}), "prefill": _generate(_FAKE_PEER), "decode": _generate(_FAKE_PEER)},
+    canaries={
+        "agg": _generate({}, (_ROUTED_DP_RANK, _DATA_PARALLEL_RANK)),
+        "prefill": _generate(_FAKE_PEER, (_ROUTED_DP_RANK, _DATA_PARALLEL_RANK)),
+        "decode": _generate(_FAKE_PEER, (_ROUTED_DP_RANK,)),
+    },
+    # sglang::scheduler, sglang::scheduler_TP0, sglang::scheduler_DP0_TP0... The detokenizer and the data-parallel
+    # controller are no ranks.
     rank_titles=("sglang::scheduler",),
-    version_paths=(),
+    # Nothing else tells the version. Both go through the scheduler: a hung one does not answer. The second is the old
+    # name of the first.
+    version_paths=(("/server_info", "version"), ("/get_server_info", "version")),
     how_to_get_metrics="Start SGLang with --enable-metrics: without it there is no metrics page.",
 )
