@@ -44,6 +44,7 @@ PIP_SEC = 1500
 """One pip run. Measured: 60 s with a fast mirror, 240 s without."""
 
 IMPORT_SEC = 300
+UNUSED_SEC = 30 * 86400
 
 # What pip prints when a download does not come through, or when an index lacks what the lock names.
 NO_NETWORK = re.compile(
@@ -138,7 +139,7 @@ def run_pip(venv: Path) -> None:
     Raises:
         InstallError: pip failed.
     """
-    command = [
+    command: list[str | Path] = [
         *(venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--progress-bar", "off"),
         *("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", LOCK),
     ]
@@ -223,11 +224,13 @@ def only_one() -> Iterator[None]:
 
 
 def remove_old(keep: Path) -> None:
-    """Environments of earlier locks and of interrupted builds: gigabytes that nobody would look for."""
-    for path in cache_dir().glob("vllm-*"):
-        if path.is_dir() and path != keep:
-            say(f"removing {path}")
-            shutil.rmtree(path, ignore_errors=True)
+    """Interrupted builds, and environments of other locks unused for a month: gigabytes nobody would look for."""
+    for path in cache_dir().glob("vllm-*/"):
+        used = path / "complete"
+        if path == keep or (used.exists() and time.time() - used.stat().st_mtime < UNUSED_SEC):
+            continue
+        say(f"removing {path}")
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def ensure() -> Path:
@@ -239,6 +242,7 @@ def ensure() -> Path:
     target = venv_dir()
     with only_one():
         if usable(target):
+            (target / "complete").touch()
             return target
         remove_old(keep=target)
         for attempt in range(1, TRIES + 1):
