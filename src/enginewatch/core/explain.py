@@ -25,6 +25,7 @@ class CoreView:
     """One core as /verdict shows it."""
 
     core: str
+    state: str
     stalled_for_sec: float
     running: float | None
     waiting: float | None
@@ -95,6 +96,7 @@ def _ago(facts: Facts, at: float | None) -> float | None:
 def _core_view(core: Core, facts: Facts) -> CoreView:
     return CoreView(
         core=core.name,
+        state=core.state,
         stalled_for_sec=round(max(0.0, facts.t - core.proof_at), 3),
         running=core.running(facts.page),
         waiting=core.waiting(facts.page, without_deferred=False),

@@ -133,6 +133,7 @@ class Core:
         "proof_by",
         "queues",
         "run",
+        "state",
         "transfers_at",
     )
 
@@ -155,6 +156,8 @@ class Core:
         self.heartbeat_at: float | None = None
         self.heartbeat_page = -1
         self.moved_leg = ""
+        self.state = "baseline"
+        """This core's own state at the last judgement by cores, for people; never judged by."""
         self.last_page = -1
         """Number of the last page that carried one of this core's legs, and when that page's scrape began."""
         self.page_begun = float("-inf")

@@ -697,6 +697,7 @@ class Watch:
         hung = 0
         for core in self._ledger.cores.values():
             finding = self._judge_core(core, t)
+            core.state = finding.state
             hung += finding.state in HUNG
             if worst is None or RANK[finding.state] < RANK[worst.state]:
                 worst = finding

@@ -1,0 +1,256 @@
+"""A shell and an engine on virtual time: what the sidecar does around the judgement, without I/O and without waiting.
+
+`ScriptedEngine` follows a script of changes; `VirtualShell` polls it at the settings' cadence, carries out the
+instructions of the judgement and records what was published when.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from enginewatch.core.events import (
+    AbandonCanary,
+    CanaryDone,
+    CaptureEvidence,
+    DescribeEngine,
+    EngineDescribed,
+    Event,
+    Flags,
+    FlagsRead,
+    Instruction,
+    Log,
+    LogHits,
+    Outcome,
+    Publish,
+    ReadFlags,
+    Rescrape,
+    Scraped,
+    ScrapeFailed,
+    StartCanary,
+    Tick,
+    Verdict,
+)
+from enginewatch.core.settings import Settings
+from enginewatch.core.verdict import Watch
+from enginewatch.engines import PROFILES
+from enginewatch.engines.profile import Role
+
+SCRAPE_SEC = 0.01
+
+
+@dataclass
+class ScriptedCore:
+    """One core of a scripted engine; rates are per second."""
+
+    tokens: float = 100.0
+    kv: float = 0.0
+    running: float = 0.0
+    waiting: float = 0.0
+    tokens_rate: float = 0.0
+    kv_rate: float = 0.0
+    hung: bool = False
+    canary: Outcome | None = None
+    """What a canary gets; None = ok, or timeout while hung."""
+    canary_after: float = 0.05
+
+    def advance(self, seconds: float) -> None:
+        """Work for a while, unless hung."""
+        if not self.hung:
+            self.tokens += self.tokens_rate * seconds
+            self.kv += self.kv_rate * seconds
+
+
+class ScriptedEngine:
+    """A vLLM-like engine whose behaviour is a script of `at(t, change)`."""
+
+    def __init__(self, cores: int = 1, *, start_time: float | None = 1000.0, version: str = "0.32.0") -> None:
+        self.cores = {str(number): ScriptedCore() for number in range(cores)}
+        self.start_time = start_time
+        self.version = version
+        self.failure: str | None = None
+        self.flags = Flags.ABSENT
+        self.hide: Callable[[str], bool] = lambda series: False
+        self.extra: dict[str, float] = {}
+        self.log_hits = 0
+        self._script: list[tuple[float, int, Callable[[ScriptedEngine], Any]]] = []
+        self._numbers = itertools.count()
+        self._now = 0.0
+
+    def at(self, t: float, change: Callable[[ScriptedEngine], Any]) -> ScriptedEngine:
+        """Have `change(engine)` happen at time t."""
+        heapq.heappush(self._script, (t, next(self._numbers), change))
+        return self
+
+    def advance(self, t: float) -> None:
+        """Live up to time t."""
+        while self._script and self._script[0][0] <= t:
+            when, _, change = heapq.heappop(self._script)
+            self._live(when)
+            change(self)
+        self._live(t)
+
+    def _live(self, t: float) -> None:
+        for core in self.cores.values():
+            core.advance(max(0.0, t - self._now))
+        self._now = max(self._now, t)
+
+    def page(self) -> dict[str, float]:
+        """The samples of a page, in canonical form."""
+        page = dict(self.extra)
+        if self.start_time is not None:
+            page["process_start_time_seconds"] = self.start_time
+        for name, core in self.cores.items():
+            labels = f'{{engine="{name}",model_name="m"}}'
+            page[f"vllm:generation_tokens_total{labels}"] = float(int(core.tokens))
+            page[f"vllm:kv_cache_usage_perc{labels}"] = core.kv
+            page[f"vllm:num_requests_running{labels}"] = core.running
+            page[f"vllm:num_requests_waiting{labels}"] = core.waiting
+        return {series: value for series, value in page.items() if not self.hide(series)}
+
+    def answer_canary(self, name: str | None, deadline_sec: float) -> tuple[Outcome, float]:
+        """What a canary started now gets, and after how long."""
+        core = self.cores[name if name is not None else next(iter(self.cores))]
+        if core.canary is not None:
+            outcome = core.canary
+        else:
+            outcome = Outcome.TIMEOUT if core.hung else Outcome.OK
+        if outcome in (Outcome.TIMEOUT, Outcome.FROZEN):
+            return outcome, deadline_sec
+        if outcome is Outcome.OK:
+            core.tokens += 1
+        return outcome, core.canary_after
+
+
+@dataclass
+class VirtualShell:
+    """Runs a Watch against a scripted engine on virtual time."""
+
+    engine: ScriptedEngine
+    settings: Settings = field(default_factory=lambda: Settings(warmup_sec=0))
+    kind: str = "vllm"
+    role: Role = "agg"
+
+    def __post_init__(self) -> None:
+        self.now = 0.0
+        self.watch = Watch(self.settings, profile=PROFILES[self.kind], role=self.role, now=0.0, log_channel=True)
+        self.events: list[tuple[float, Event]] = []
+        self.timeline: list[tuple[float, Verdict]] = []
+        self.canaries: list[tuple[float, StartCanary]] = []
+        self.results: list[tuple[float, StartCanary, Outcome]] = []
+        self.abandoned: list[int] = []
+        self.logs: list[Log] = []
+        self.evidence: list[str] = []
+        self.frozen_until = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._canary: StartCanary | None = None
+        self._recheck = 0
+        self._later(0.0, self._poll)
+
+    # --- what tests ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """The state now."""
+        return self.watch.verdict.state
+
+    @property
+    def states(self) -> list[str]:
+        """Every state published, in order, without repetitions in a row."""
+        return [state for state, _ in itertools.groupby(verdict.state for _, verdict in self.timeline)]
+
+    def first(self, state: str) -> float | None:
+        """When a state was first published."""
+        return next((t for t, verdict in self.timeline if verdict.state == state), None)
+
+    def acted(self) -> list[float]:
+        """The times of every published verdict that /healthz would answer with 503."""
+        return [t for t, verdict in self.timeline if verdict.acting]
+
+    # --- the run ----------------------------------------------------------------------------------------------------
+
+    def run(self, until: float) -> VirtualShell:
+        """Let time pass."""
+        while self._queue and self._queue[0][0] <= until:
+            when, _, action = heapq.heappop(self._queue)
+            self.now = max(self.now, when, self.frozen_until)
+            self.engine.advance(self.now)
+            action()
+        self.now = max(self.now, until)
+        self.engine.advance(until)
+        return self
+
+    def freeze(self, seconds: float) -> None:
+        """The watcher itself does not run for a while."""
+        self.frozen_until = self.now + seconds
+
+    def feed(self, event: Event) -> None:
+        """Hand an event to the judgement now."""
+        self.events.append((self.now, event))
+        for instruction in self.watch.handle(event, self.now):
+            self._carry_out(instruction)
+
+    def _later(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (when, next(self._numbers), action))
+
+    def _poll(self) -> None:
+        began = self.now
+        self._later(began + self.watch.settings.poll_interval_sec, self._poll)
+        self.feed(Tick())
+        if self.engine.log_hits:
+            self.engine.log_hits, hits = 0, self.engine.log_hits
+            self.feed(LogHits(hits))
+        self._later(began + SCRAPE_SEC, lambda: self._scrape(began, recheck=False))
+
+    def _scrape(self, began: float, *, recheck: bool) -> None:
+        if self.engine.failure is not None:
+            self.feed(ScrapeFailed(began, self.engine.failure, recheck=recheck))
+        else:
+            self.feed(Scraped(began, self.engine.page(), recheck=recheck))
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Publish(verdict):
+                self.timeline.append((self.now, verdict))
+            case StartCanary():
+                assert self._canary is None, "two canaries at once"
+                self._canary = instruction
+                self.canaries.append((self.now, instruction))
+                outcome, after = self.engine.answer_canary(instruction.core, instruction.deadline_sec)
+                self._later(self.now + after, lambda: self._canary_done(instruction, outcome))
+            case AbandonCanary(token):
+                assert self._canary is not None
+                assert self._canary.token == token
+                self.abandoned.append(token)
+                self._canary = None
+            case Rescrape(after_sec):
+                self._recheck += 1
+                number = self._recheck
+                self._later(self.now + after_sec, lambda: self._begin_recheck(number))
+            case ReadFlags():
+                if self.engine.flags is Flags.SILENT:
+                    self._later(self.now + 1.0, lambda: self.feed(FlagsRead(Flags.SILENT)))
+                else:
+                    self._later(self.now + SCRAPE_SEC, lambda: self.feed(FlagsRead(self.engine.flags)))
+            case DescribeEngine():
+                described = EngineDescribed("vllm", self.engine.version)
+                self._later(self.now + SCRAPE_SEC, lambda: self.feed(described))
+            case Log():
+                self.logs.append(instruction)
+            case CaptureEvidence(reason):
+                self.evidence.append(reason)
+
+    def _begin_recheck(self, number: int) -> None:
+        if number == self._recheck:
+            began = self.now
+            self._later(began + SCRAPE_SEC, lambda: self._scrape(began, recheck=True))
+
+    def _canary_done(self, canary: StartCanary, outcome: Outcome) -> None:
+        if self._canary is canary:
+            self._canary = None
+            self.results.append((self.now, canary, outcome))
+            self.feed(CanaryDone(canary.token, outcome))
