@@ -1,0 +1,88 @@
+"""The API key and the CA file, read anew before each use so that a rotated Secret works without a restart.
+
+Nothing read here is kept but the SSL context, and that only until the content of the CA file changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import stat
+
+MAX_KEY_BYTES = 64 * 1024
+MAX_CA_BYTES = 4 * 1024 * 1024
+
+
+class Unusable(Exception):  # noqa: N818  a finding, and so it reads where it is caught
+    """A file cannot be used; the message is one sentence naming the file and never its content."""
+
+
+def read_key(path: str) -> str:
+    """The API key in a file, without the white space around it.
+
+    Raises:
+        Unusable: unreadable, empty, or not something a header can carry.
+    """
+    raw = _read_small(path, MAX_KEY_BYTES, "API key file").strip()
+    if not raw:
+        raise Unusable(f"the API key file {path} is empty")
+    if any(byte <= 0x20 or byte >= 0x7F for byte in raw):
+        raise Unusable(f"the API key file {path} holds more than one word of printable ASCII")
+    return raw.decode("ascii")
+
+
+class Trust:
+    """Whom to trust over TLS: the certificates in a CA file, or the system's where there is none."""
+
+    def __init__(self, ca_file: str | None) -> None:
+        self._ca_file = ca_file
+        self._digest = b""
+        self._context: ssl.SSLContext | None = None
+
+    def current(self) -> ssl.SSLContext | bool:
+        """What aiohttp takes as `ssl`; True means the system's certificates.
+
+        The last good context stays in use while the file cannot be read or parsed (a half-written file, for example);
+        it never falls back to other certificates.
+
+        Raises:
+            Unusable: there never was a good one.
+        """
+        if self._ca_file is None:
+            return True
+        try:
+            raw = _read_small(self._ca_file, MAX_CA_BYTES, "CA file")
+            digest = hashlib.sha256(raw).digest()
+            if self._context is None or digest != self._digest:
+                # Bundles carry comments in any encoding; between the markers PEM is ASCII.
+                self._context = ssl.create_default_context(cadata=raw.decode("ascii", "ignore"))
+                self._digest = digest
+        except (Unusable, ValueError, ssl.SSLError) as problem:
+            if self._context is None:
+                if isinstance(problem, Unusable):
+                    raise
+                raise Unusable(f"the CA file {self._ca_file} holds no certificates in PEM form") from None
+        return self._context
+
+
+def _read_small(path: str, max_bytes: int, what: str) -> bytes:
+    # Without O_NONBLOCK, opening a FIFO would stop the event loop until somebody writes to it.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as problem:
+        raise Unusable(f"the {what} {path} cannot be read: {_why(problem)}") from None
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Unusable(f"the {what} {path} is not a regular file")
+        try:
+            raw = file.read(max_bytes + 1)
+        except OSError as problem:
+            raise Unusable(f"the {what} {path} cannot be read: {_why(problem)}") from None
+    if len(raw) > max_bytes:
+        raise Unusable(f"the {what} {path} is larger than {max_bytes} bytes")
+    return raw
+
+
+def _why(problem: Exception) -> str:
+    return (problem.strerror or "unknown error") if isinstance(problem, OSError) else "not a path"

@@ -1,0 +1,95 @@
+"""What an engine says of itself outside the metrics page: kind, version, model, role.
+
+The paths that tell the engine apart answer without its core and are asked side by side. The version may need the core
+(SGLang), so its paths are asked afterwards, one by one, and an engine that leaves one without an answer is not asked
+for the next: a hung engine costs one deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from enginewatch.client.exchange import Line, Question, Trouble
+from enginewatch.client.models import MODELS_PATH, parse_json, served_model
+from enginewatch.core.exposition import parse_series
+from enginewatch.engines import RECOGNITION_PATHS, recognise_answer
+from enginewatch.engines.profile import Profile, Role
+
+# SGLang: the key of its server information, the label of its series.
+_ROLE_KEY = "disaggregation_mode"
+_ROLE_LABEL = "engine_type"
+_ROLES: Mapping[str, Role] = {"null": "agg", "unified": "agg", "prefill": "prefill", "decode": "decode"}
+_MAX_WORD_CHARACTERS = 64
+_SILENCE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the engine said; None = it did not say."""
+
+    kind: str | None = None
+    version: str | None = None
+    model: str | None = None
+    role: Role | None = None
+
+
+async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: float) -> Description:
+    """Ask an engine who it is.
+
+    With a single profile (the page told, or the operator) the version is looked for where that engine keeps it; else
+    where the engine that the answers point to does.
+    """
+    answers = await asyncio.gather(*(_read(line, path, timeout_sec) for path in RECOGNITION_PATHS))
+    said = dict(zip(RECOGNITION_PATHS, answers, strict=True))
+    found = next((known for path in said if (known := recognise_answer(path, said[path]))), None)
+    assumed = profiles[0] if len(profiles) == 1 else found
+    version: str | None = None
+    role: Role | None = None
+    for path, key in assumed.version_paths if assumed else ():
+        payload = said[path] if path in said else await _read(line, path, timeout_sec)
+        if payload is _SILENCE:
+            break
+        version, role = _version(payload, key), _role(payload)
+        if version is not None:
+            break
+    return Description(
+        kind=found.kind if found else None,
+        version=version,
+        model=served_model(said[MODELS_PATH]),
+        role=role,
+    )
+
+
+def role_on_page(samples: Mapping[str, float]) -> Role | None:
+    """The role that SGLang's series carry in a label, from a page's samples; None for engines that do not say."""
+    for series in samples:
+        _, labels = parse_series(series)
+        role = _ROLES.get(labels.get(_ROLE_LABEL, ""))
+        if role is not None:
+            return role
+    return None
+
+
+async def _read(line: Line, path: str, timeout_sec: float) -> Any:
+    until = asyncio.get_running_loop().time() + timeout_sec
+    try:
+        head, body = await line.fetch(Question(path), until=until)
+    except Trouble:
+        return _SILENCE
+    return parse_json(body) if head.status == 200 else None
+
+
+def _version(payload: Any, key: str) -> str | None:
+    """A version as the engine tells it, if it looks like one: it ends up in logs and labels."""
+    text = payload.get(key) if isinstance(payload, Mapping) else None
+    if not isinstance(text, str) or len(text) > _MAX_WORD_CHARACTERS or not text.isprintable():
+        return None
+    return text or None
+
+
+def _role(payload: Any) -> Role | None:
+    text = payload.get(_ROLE_KEY) if isinstance(payload, Mapping) else None
+    return _ROLES.get(text) if isinstance(text, str) else None

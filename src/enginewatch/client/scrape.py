@@ -1,0 +1,127 @@
+"""Reading the metrics page: once, within one deadline, never held whole.
+
+A redirect within the origin (an unpatched mount answers 307 to `/metrics/`) is followed once, without the API key; one
+that leaves the origin is not followed at all. Either way the key is seen by nobody but the address it was given for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from enginewatch.client.exchange import Fault, Feed, Head, Line, Question, Trouble
+from enginewatch.core.exposition import NotMetrics, PageReader, SeriesCache
+
+_HEADERS = {"Accept": "text/plain;version=0.0.4, */*;q=0.1"}
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_WORDS = {
+    Fault.SETUP: "malformed",
+    Fault.REFUSED: "refused",
+    Fault.TIMEOUT: "timeout",
+    Fault.RESET: "reset",
+    Fault.TRUNCATED: "truncated",
+    Fault.GARBLED: "malformed",
+}
+"""`malformed` never adds up to a hang by itself. So a name that does not resolve, a certificate that is not trusted or a
+watcher out of file descriptors is that: it says nothing about the engine, and must not restart one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeFailure:
+    """A scrape that gave no metrics page; the words are those of `events.ScrapeFailed`."""
+
+    failure: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One look at the metrics page.
+
+    Attributes:
+        result: canonical series -> value, or why there are none.
+        duration_sec: from the question to the last byte, or to the failure.
+        size_bytes: of the body, decompressed, as far as it was read.
+        redirected_to: path of the page the engine redirected to, within its origin.
+        status: of the last answer, None without one.
+        content_type: of the last answer.
+    """
+
+    result: dict[str, float] | ScrapeFailure
+    duration_sec: float
+    size_bytes: int
+    redirected_to: str | None
+    status: int | None
+    content_type: str
+
+
+async def read_page(
+    line: Line, path: str, names: frozenset[str], *, timeout_sec: float, cache: SeriesCache | None = None
+) -> Page:
+    """Read the page at `path` and keep the samples of `names`."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    until = began + timeout_sec
+    taker = _Taker(PageReader(names, cache=cache))
+    redirected_to: str | None = None
+    result: dict[str, float] | ScrapeFailure
+    try:
+        head = await line.ask(Question(path, headers=_HEADERS), until=until, on_head=taker.begin)
+        if head.status in _REDIRECTS and head.location:
+            redirected_to = line.same_origin(head.location, path)
+            if redirected_to is not None:
+                question = Question(redirected_to, headers=_HEADERS, with_key=False)
+                head = await line.ask(question, until=until, on_head=taker.begin)
+        result = taker.finish() if _is_success(head) else _refusal(line, head, redirected_to)
+    except NotMetrics as problem:
+        result = ScrapeFailure("malformed", problem.reason)
+    except Trouble as trouble:
+        result = ScrapeFailure(_WORDS[trouble.fault], trouble.detail)
+    return Page(
+        result=result,
+        duration_sec=loop.time() - began,
+        size_bytes=taker.size_bytes,
+        redirected_to=redirected_to,
+        status=taker.head.status if taker.head else None,
+        content_type=taker.head.content_type if taker.head else "",
+    )
+
+
+class _Taker:
+    """Feeds one body to a page reader."""
+
+    def __init__(self, reader: PageReader) -> None:
+        self._reader = reader
+        self._last = b"\n"
+        self.head: Head | None = None
+        self.size_bytes = 0
+
+    def begin(self, head: Head) -> Feed | None:
+        self.head = head
+        return self._take if _is_success(head) else None
+
+    def _take(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        self._last = piece[-1:]
+        self._reader.feed(piece)
+
+    def finish(self) -> dict[str, float] | ScrapeFailure:
+        """The samples; raises NotMetrics."""
+        if self.head is not None and not self.head.sized and self._last != b"\n":
+            # Only the end of the connection says that the page is over, and it is over inside a line: half a number
+            # would read as a counter that fell.
+            return ScrapeFailure("truncated", "the page ended inside a line")
+        return self._reader.finish()
+
+
+def _is_success(head: Head) -> bool:
+    return 200 <= head.status < 300
+
+
+def _refusal(line: Line, head: Head, redirected_to: str | None) -> ScrapeFailure:
+    detail = f"answered {head.status}"
+    if head.status in _REDIRECTS:
+        detail += ", a second redirect" if redirected_to else ", a redirect that leaves this address: not followed"
+    elif head.status in (401, 403):
+        detail += " after a redirect, where no API key is sent" if redirected_to else f": {line.key_advice()}"
+    return ScrapeFailure(f"http_{head.status}", detail)
