@@ -74,7 +74,7 @@ def _by_owner(models: object) -> Profile | None:
     """By `owned_by`, a constant of the engine: `vllm` (0.11 to 0.32 read), `sglang` (0.4.8 to 0.5.23 read)."""
     if not isinstance(models, list):
         return None
-    owners = {model.get("owned_by") for model in models if isinstance(model, Mapping)}
+    owners = [model.get("owned_by") for model in models if isinstance(model, Mapping)]
     named = {owner for owner in owners if isinstance(owner, str) and owner}
     for kind, profile in PROFILES.items():
         if kind in named:

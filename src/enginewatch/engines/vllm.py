@@ -11,6 +11,7 @@ What surprises people:
       canary sees it.
     - A paused engine with pending requests looks just like that, and its page says awake. Only /is_paused tells,
       and only with VLLM_SERVER_DEV_MODE=1.
+    - With several API servers (the default with data parallelism) the gauges of a core are absent until its first step.
     - Every data-parallel core has its own `engine` label; a hung one is invisible in sums.
 """
 
