@@ -9,7 +9,7 @@ ARGS   ?=
 
 BIN := $(VENV)/bin
 # With every file pinned by its hash, a machine's own constraints can only be wrong.
-PIP := PIP_CONSTRAINT=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+PIP := PIP_CONSTRAINT=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-real lint format bench lock clean
@@ -51,10 +51,13 @@ test-real: install
 	if [ $$code -eq 75 ]; then venv=unobtainable; elif [ $$code -ne 0 ]; then exit $$code; fi; \
 	ENGINEWATCH_REAL_VLLM="$$venv" $(BIN)/python -m pytest -m real tests/real -v --durations=0 $(ARGS)
 
+# All three, whatever the first says.
 lint: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@failed=0; \
+	for tool in "ruff check ." "ruff format --check ." "mypy"; do \
+	  echo "$$tool"; $(BIN)/$$tool || failed=1; \
+	done; \
+	exit $$failed
 
 format: install
 	$(BIN)/ruff check --fix .
