@@ -1,0 +1,161 @@
+"""`/_sim/...`: the switches of the simulation itself.
+
+- `GET /_sim/state`: processes, restarts, open requests
+- `GET /_sim/faults`, `POST /_sim/faults`: states (faults.py)
+- `POST /_sim/load`: synthetic clients (load.py); `{"concurrency": 0}` stops them
+- `POST /_sim/prefill {"seconds", "chunks", "prompt_tokens", "core"}`: one prompt whose prefill takes that long;
+  chunks 1 = a single forward pass
+- `POST /_sim/restart {"load_sec"}`: another process on the same port, killed and started in place
+- `POST /_sim/crash {"down_sec", "load_sec"}`: dies; refused for `down_sec`, then starts and loads
+- `POST /_sim/reset_counters`: counters from zero in the same process
+- `POST /_sim/log {"lines": [...]}`: lines into the log file; `{"detokenizer": true}` SGLang's line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from enginewatch.lab.sim.engine import Engine, read_json
+from enginewatch.lab.sim.enginelog import DETOKENIZER_LINE
+from enginewatch.lab.sim.load import Load, load_options
+
+_CHUNK_SEC = 0.25
+"""Pace of a chunked prefill unless given: real vLLM moved its KV gauge every 0.3 s in a prompt of a million tokens."""
+_ANSWER_FIRST_SEC = 0.05
+
+
+class Control:
+    """The switches of one front end."""
+
+    def __init__(self, engine: Engine, supervise: Callable[[dict[str, Any]], None], restarts: int) -> None:
+        self._engine = engine
+        self._supervise = supervise
+        self._restarts = restarts
+        self._load = Load(engine)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add_routes(self, app: web.Application) -> None:
+        """Register `/_sim/...`."""
+        app.router.add_get("/_sim/state", self._state)
+        app.router.add_get("/_sim/faults", self._faults)
+        app.router.add_post("/_sim/faults", self._set_faults)
+        app.router.add_post("/_sim/load", self._set_load)
+        app.router.add_post("/_sim/prefill", self._prefill)
+        app.router.add_post("/_sim/restart", self._restart)
+        app.router.add_post("/_sim/crash", self._restart)
+        app.router.add_post("/_sim/reset_counters", self._reset)
+        app.router.add_post("/_sim/log", self._log)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        engine = self._engine
+        return web.json_response(
+            {
+                "engine": engine.options.engine,
+                "role": engine.options.role,
+                "model": engine.options.model,
+                "version": engine.options.reported_version,
+                "pid": os.getpid(),
+                "supervisor_pid": os.getppid(),
+                "started_at": engine.started_at,
+                "restarts": self._restarts,
+                "ranks": [
+                    {"core": rank.core, "pid": rank.pid, "alive": rank.alive, "open_requests": len(rank.streams)}
+                    for rank in engine.ranks.all
+                ],
+                "open_http_requests": engine.open_requests,
+                "pages_served": engine.page_count,
+                "paused": engine.paused,
+                "sleep_level": engine.sleep_level,
+                "load": self._load.describe(),
+            }
+        )
+
+    async def _faults(self, request: web.Request) -> web.Response:
+        return web.json_response(self._engine.faults.to_dict())
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        engine = self._engine
+        before = engine.faults.to_dict()
+        try:
+            engine.faults.update(await read_json(request))
+        except ValueError as error:
+            return _refuse(str(error))
+        faults = engine.faults
+        engine.ranks.tune(peer_gone=faults.peer_gone)
+        for rank in engine.ranks.all:
+            slow = faults.step_delay_core in ("", rank.core)
+            engine.ranks.tune(rank.core, extra_sec=faults.step_delay_sec if slow else 0.0)
+        # A core that hangs would never acknowledge; the switch must not wait for it.
+        if faults.paused != before["paused"]:
+            self._begin(engine.set_paused(faults.paused, "keep"))
+        if faults.sleeping != before["sleeping"]:
+            self._begin(engine.set_sleep_level(faults.sleeping))
+        await asyncio.sleep(0)
+        return web.json_response(faults.to_dict())
+
+    async def _set_load(self, request: web.Request) -> web.Response:
+        try:
+            self._load.start(load_options(await read_json(request)))
+        except ValueError as error:
+            return _refuse(str(error))
+        await asyncio.sleep(0)
+        return web.json_response(self._load.describe())
+
+    async def _prefill(self, request: web.Request) -> web.Response:
+        body = await read_json(request)
+        try:
+            seconds = float(body.get("seconds", 10))
+            chunks = int(body.get("chunks", max(1, round(seconds / _CHUNK_SEC))))
+            prompt = int(body.get("prompt_tokens", max(chunks, min(10**6, self._engine.options.kv_tokens // 2))))
+            core = str(body["core"]) if "core" in body else None
+        except (TypeError, ValueError):
+            return _refuse("expected numbers: seconds, chunks, prompt_tokens, core")
+        if chunks < 1 or not chunks <= prompt < self._engine.options.kv_tokens:
+            return _refuse("expected 1 <= chunks <= prompt_tokens < the engine's KV capacity")
+        if core is not None and core not in {rank.core for rank in self._engine.ranks.all}:
+            return _refuse(f"there is no core {core}")
+        self._load.once(prompt, 1, core, {"chunks": chunks, "chunk_sec": seconds / chunks})
+        await asyncio.sleep(0)
+        return web.json_response({"seconds": seconds, "chunks": chunks, "prompt_tokens": prompt})
+
+    async def _restart(self, request: web.Request) -> web.Response:
+        body = await read_json(request) if request.can_read_body else {}
+        order = {
+            "event": "restart",
+            "down_sec": float(body.get("down_sec", 0.0)),
+            "load_sec": float(body.get("load_sec", 0.0)),
+        }
+        # The supervisor kills this process; the answer goes out first.
+        asyncio.get_running_loop().call_later(_ANSWER_FIRST_SEC, self._supervise, order)
+        return web.json_response(order, status=202)
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        self._engine.page.reset()
+        return web.json_response({})
+
+    async def _log(self, request: web.Request) -> web.Response:
+        body = await read_json(request)
+        lines = [str(line) for line in body.get("lines", [])]
+        if body.get("detokenizer"):
+            now = time.strftime("%H:%M:%S")
+            lines.append(DETOKENIZER_LINE.format(seconds=20, now=now, heard=now))
+        for line in lines:
+            self._engine.log.write(line)
+        if "partial" in body:
+            self._engine.log.write_partial(str(body["partial"]))
+        return web.json_response({"lines": len(lines)})
+
+    def _begin(self, coroutine: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _refuse(reason: str) -> web.Response:
+    return web.json_response({"error": reason}, status=400)

@@ -1,0 +1,115 @@
+"""One front-end process: starts its ranks, loads, listens, serves. Its end is the end of the engine.
+
+Started by the supervisor as `python -m enginewatch.lab.sim.frontend JSON`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import setproctitle
+from aiohttp import web
+
+from enginewatch.lab.sim.control import Control
+from enginewatch.lab.sim.engine import Engine
+from enginewatch.lab.sim.enginelog import EngineLog
+from enginewatch.lab.sim.lineage import die_with_parent
+from enginewatch.lab.sim.metrics_http import metrics
+from enginewatch.lab.sim.middleware import counting, guarded, spoiled
+from enginewatch.lab.sim.options import SimOptions
+from enginewatch.lab.sim.ranks import Ranks
+from enginewatch.lab.sim.vllm_http import VllmHttp
+from enginewatch.lab.sim.vllm_page import VllmPage
+from enginewatch.lab.sim.wire import encode
+
+_MAX_BODY_BYTES = 64 * 2**20
+_SHUTDOWN_SEC = 0.2
+
+
+class FrontEnd:
+    """The life of one front-end process."""
+
+    def __init__(self, options: SimOptions, port: int, restarts: int, supervisor: socket.socket) -> None:
+        self._options = options
+        self._port = port
+        self._restarts = restarts
+        self._supervisor = supervisor
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._began = time.monotonic()
+
+    async def serve(self) -> int:
+        """Load, serve until told to end or a core dies; returns the exit code."""
+        options = self._options
+        page = VllmPage(options)
+        ranks = Ranks(options, page)
+        engine = Engine(options, page, ranks, EngineLog(options.log_file, options.log_format))
+        ranks.on_death = self._core_died
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._end, 0)
+        runner = web.AppRunner(
+            self._app(engine, page), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SEC, access_log=None
+        )
+        try:
+            await ranks.start()
+            await asyncio.wait({self._exit}, timeout=max(0.0, self._began + options.load_sec - time.monotonic()))
+            if not self._exit.done():
+                await runner.setup()
+                await web.TCPSite(runner, options.host, self._port, reuse_address=True, reuse_port=True).start()
+                ready = [{"core": rank.core, "pid": rank.pid} for rank in ranks.all]
+                self._tell({"event": "serving", "ranks": ready})
+            return await self._exit
+        finally:
+            await runner.cleanup()
+            ranks.kill()
+
+    def _app(self, engine: Engine, page: VllmPage) -> web.Application:
+        routes = VllmHttp(engine)
+        app = web.Application(
+            middlewares=[counting(page), guarded(engine, routes), spoiled(engine, routes)],
+            client_max_size=_MAX_BODY_BYTES,
+        )
+        routes.add_routes(app)
+
+        async def page_of(request: web.Request) -> web.StreamResponse:
+            return await metrics(engine, request)
+
+        app.router.add_get("/metrics", page_of)
+        Control(engine, self._tell, self._restarts).add_routes(app)
+        return app
+
+    def _core_died(self, core: str) -> None:
+        # vLLM answers 503 until its watchdog ends the server; SGLang's watches its children every second.
+        wait = self._options.core_death_exit_sec if self._options.engine == "vllm" else 1.0
+        asyncio.get_running_loop().call_later(wait, self._end, 1)
+
+    def _end(self, code: int) -> None:
+        if not self._exit.done():
+            self._exit.set_result(code)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._supervisor.sendall(encode(message))
+
+
+def main() -> int:
+    """Process entry."""
+    config = json.loads(sys.argv[1])
+    die_with_parent(config["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = SimOptions(**config["options"])
+    setproctitle.setproctitle(f"{options.engine}-sim serve {options.model} --port {config['port']}")
+    supervisor = socket.socket(fileno=config["fd"])
+
+    async def run() -> int:
+        return await FrontEnd(options, config["port"], config["restarts"], supervisor).serve()
+
+    return asyncio.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

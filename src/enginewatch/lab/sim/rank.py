@@ -1,0 +1,64 @@
+"""One engine rank: a process with a scheduler, a forward pass that takes time, and a pipe to the front end.
+
+Started by the front end as `python -m enginewatch.lab.sim.rank JSON`. Imports little: a simulated engine with many
+cores should fit on a laptop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+import setproctitle
+
+from enginewatch.lab.sim.lineage import die_with_parent
+from enginewatch.lab.sim.vllm_core import VllmCore
+from enginewatch.lab.sim.wire import Inbox, Message, encode
+
+
+def make_core(config: Message) -> VllmCore:
+    """The scheduler of the engine named in `config`."""
+    return VllmCore(config)
+
+
+def loop(core: VllmCore, sock: socket.socket) -> None:
+    """Run the scheduler until the front end goes."""
+    inbox = Inbox(sock)
+    rest_sec: float | None = 0.0
+    while True:
+        for message in inbox.read(rest_sec):
+            for answer in core.handle(message, time.monotonic()):
+                sock.sendall(encode(answer))
+        forward_sec = core.begin(time.monotonic())
+        if forward_sec is None:
+            told = core.rest(time.monotonic())
+            rest_sec = core.rest_sec()
+        else:
+            time.sleep(forward_sec)  # the forward pass: the loop is deaf meanwhile, as the real ones are
+            told = core.complete(time.monotonic())
+            rest_sec = 0.0
+        if told is not None:
+            sock.sendall(encode(told))
+
+
+def main() -> int:
+    """Process entry."""
+    config: Message = json.loads(sys.argv[1])
+    die_with_parent(config["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor
+    setproctitle.setproctitle(config["title"])
+    sock = socket.socket(fileno=config["fd"])
+    try:
+        sock.sendall(encode({"op": "ready", "pid": os.getpid()}))
+        loop(make_core(config), sock)
+    except (EOFError, ConnectionError):
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
