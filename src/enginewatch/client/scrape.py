@@ -22,8 +22,8 @@ _WORDS = {
     Fault.TRUNCATED: "truncated",
     Fault.GARBLED: "malformed",
 }
-"""`malformed` never adds up to a hang by itself. So a name that does not resolve, a certificate that is not trusted or a
-watcher out of file descriptors is that: it says nothing about the engine, and must not restart one."""
+"""`malformed` never adds up to a hang by itself. So a name that does not resolve, a certificate that is not trusted or
+a watcher out of file descriptors is that: it says nothing about the engine, and must not restart one."""
 
 
 @dataclass(frozen=True, slots=True)
