@@ -228,6 +228,11 @@ class VllmProcess:
         parsed: dict[str, Any] = json.loads(body)
         return parsed
 
+    def version(self) -> str:
+        """The release, as /version says it."""
+        version: str = json.loads(get(f"{self.url}/version")[1])["version"]
+        return version
+
     def metric(self, name: str) -> float:
         """Sum over the series of one metric on the engine's own page.
 

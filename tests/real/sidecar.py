@@ -1,0 +1,170 @@
+"""The real sidecar as a process, asked over HTTP as the kubelet and the operators ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from tests.real.engine import get
+
+POLL_SEC = 1.0
+STALL_SEC = 5.0
+CANARY_SEC = 2.0
+ENVIRONMENT = {
+    "POLL_INTERVAL_SEC": str(POLL_SEC),
+    "STALL_SEC": str(STALL_SEC),
+    "ACTIVE_PROBE_TIMEOUT_SEC": str(CANARY_SEC),
+}
+
+
+def unix(rfc3339: str) -> float:
+    """Unix seconds of a time as the sidecar writes it.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return datetime.fromisoformat(rfc3339).timestamp()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at /healthz and /verdict."""
+
+    at: float
+    """Unix seconds when the answer was there."""
+    status: int
+    body: str
+    state: str
+
+
+class SidecarProcess:
+    """`enginewatch watch` with the settings above, warm-up switched off by file; sampled several times a second."""
+
+    def __init__(self, engine_url: str, directory: Path, settings: Mapping[str, Any] | None = None) -> None:
+        config = directory / "config.json"
+        config.write_text(json.dumps({"warmup_sec": 0, **(settings or {})}))
+        inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "enginewatch", "watch", "--engine-url", engine_url),
+                *("--listen", "127.0.0.1:0", "--config-file", str(config)),
+            ],
+            env=inherited | ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self.samples: list[Sample] = []
+        self._closing = threading.Event()
+        self._threads = [threading.Thread(target=self._read_log, daemon=True)]
+        self._threads[0].start()
+        try:
+            self.url = self._wait_url()
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        self._threads.append(threading.Thread(target=self._sample, daemon=True))
+        self._threads[1].start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._closing.set()
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            for thread in self._threads:
+                thread.join(timeout=10)
+
+    def json(self, path: str) -> dict[str, Any]:
+        """A JSON body of the sidecar's.
+
+        Raises:
+            AssertionError: Another status than 200.
+        """
+        status, body = get(f"{self.url}{path}")
+        assert status == 200, f"{path} answered {status}: {body[:300]!r}"
+        parsed: dict[str, Any] = json.loads(body)
+        return parsed
+
+    def series(self, name: str) -> dict[str, float]:
+        """The series of one of the sidecar's own metrics, by their label text."""
+        page = get(f"{self.url}/metrics")[1].decode()
+        lines = re.findall(rf"^{re.escape(name)}(\{{.*\}})? (\S+)$", page, re.MULTILINE)
+        return {labels: float(value) for labels, value in lines}
+
+    def wait(self, wanted: Callable[[Sample], bool], timeout: float, what: str) -> Sample:
+        """The first sample from now on that is as wanted.
+
+        Raises:
+            AssertionError: None came within `timeout` seconds; the message tells what was seen instead.
+        """
+        begun = len(self.samples)
+        deadline = time.monotonic() + timeout
+        while True:
+            for sample in self.samples[begun:]:
+                if wanted(sample):
+                    return sample
+            assert self._process.poll() is None, f"the sidecar ended: {self.log[-5:]}"
+            assert time.monotonic() < deadline, f"not {what} within {timeout} s: {self.told(begun)}"
+            time.sleep(0.02)
+
+    def since(self, moment: float) -> list[Sample]:
+        """The samples after a moment in Unix seconds."""
+        return [sample for sample in self.samples if sample.at >= moment]
+
+    def told(self, begun: int = 0) -> str:
+        """The states seen, each once per run of its kind, for the message of a failed test."""
+        lines: list[str] = []
+        last = None
+        for sample in self.samples[begun:]:
+            if (sample.status, sample.state) != last:
+                lines.append(f"{sample.at:.2f} {sample.status} {sample.body}")
+                last = (sample.status, sample.state)
+        return "\n".join(lines)
+
+    def _wait_url(self) -> str:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and self._process.poll() is None:
+            for line in self.log:
+                try:
+                    found = json.loads(line).get("url")
+                except ValueError:
+                    continue
+                if isinstance(found, str) and found.startswith("http://127.0.0.1:"):
+                    return found.rstrip("/")
+            time.sleep(0.02)
+        raise AssertionError(f"the sidecar did not say where it listens: {self.log[-20:]}")
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                self.log.append(line.rstrip("\n"))
+
+    def _sample(self) -> None:
+        while not self._closing.wait(0.1):
+            try:
+                status, body = get(f"{self.url}/healthz")
+                state = self.json("/verdict")["state"]
+            except (OSError, AssertionError):
+                if self._process.poll() is None and not self._closing.is_set():
+                    self.samples.append(Sample(time.time(), 0, "no answer", "no answer"))
+                continue
+            self.samples.append(Sample(time.time(), status, body.decode(errors="replace"), state))
