@@ -2,9 +2,9 @@
 
 Rules:
     - One deadline covers name lookup, connect, TLS, request and body to the last byte.
-    - Whatever ends an exchange early (deadline, cancellation, a reader that gives up) resets the connection at once, so
-      that the engine drops the request. A server that is stopped still has it in its socket buffer; a reset throws it
-      out of there too, and a frozen engine does not wake up to a heap of stale canaries.
+    - Whatever ends an exchange early (deadline, cancellation, a reader that gives up) resets the connection at once: the
+      engine learns that nobody waits and drops the request, and neither unsent bytes nor a half-closed socket stay
+      behind, however long the engine is frozen.
     - Connections are never reused: one that the engine closed while it idled would read as a dead engine.
     - Nothing is followed, retried, remembered or taken from the environment: no redirects, cookies or proxies.
     - A body is handed on piece by piece, decompressed and counted, with a turn for the event loop between pieces.
@@ -295,7 +295,7 @@ def _session(sockets: list[socket.socket]) -> aiohttp.ClientSession:
 
 
 def _reset(sockets: list[socket.socket]) -> None:
-    """Break connections so that they leave nothing behind: no lingering write, no request in the peer's buffer."""
+    """Break connections so that they leave nothing behind: without the reset, a peer that does not read keeps them."""
     for opened in sockets:
         try:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
