@@ -32,10 +32,12 @@ from typing import Any
 from enginewatch.core.events import Outcome
 from enginewatch.engines.profile import AnswerFormat
 
-MAX_BODY_BYTES = 256 * 1024
-"""Longest answer to a canary; a one-token answer has less than 2 kB."""
+MAX_BODY_BYTES = 64 * 1024
+"""Longest answer to a canary; a one-token answer has less than 2 kB, and parsing this much takes 5 ms at worst."""
 MAX_STREAM_LINES = 4096
 """Most lines of a stream of server-sent events that are read."""
+MAX_PARTS = 4096
+"""Most items and choices in one answer that are read."""
 
 _MAX_ERROR_BYTES = 16 * 1024  # of an error page: enough to find what it says
 
@@ -188,7 +190,7 @@ def _judge_body(answer: AnswerFormat, body: bytes, *, is_stream: bool) -> Findin
             reading.take_event(event, data)
         return reading.conclude(closed=reading.done or answer is not AnswerFormat.OPENAI_COMPLETION)
     value = _parsed(body)
-    for item in value if isinstance(value, list) else [value]:
+    for item in value[: MAX_PARTS + 1] if isinstance(value, list) else [value]:
         reading.take_item(item, alone=True)
     return reading.conclude(closed=True)
 
@@ -237,6 +239,7 @@ class _Reading:
     trouble: Finding | None = None
     unknown_reason: bool = False
     foreign: bool = False
+    parts: int = 0
     items: int = 0
     own_items: int = 0
     done: bool = False
@@ -254,7 +257,8 @@ class _Reading:
     def take_item(self, item: Any, *, alone: bool) -> None:
         """Read one JSON value; `alone` means that it is the whole answer, not part of a stream."""
         self.items += 1
-        if not isinstance(item, dict):
+        self.parts += 1
+        if not isinstance(item, dict) or self.parts > MAX_PARTS:
             self.foreign = True
         elif item.get("error") or item.get("object") == "error" or item.get("type") == "error":
             self._fail(item, _messages_of(item), "an error object")
@@ -287,6 +291,10 @@ class _Reading:
             # dynamo#8611: an item made up before the scheduler saw the request has no choices.
             return
         self.own_items += 1
+        self.parts += len(choices)
+        if self.parts > MAX_PARTS:
+            self.foreign = True
+            return
         for choice in choices:
             if not isinstance(choice, dict):
                 self.foreign = True

@@ -15,6 +15,15 @@ class State:
     when: str
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A state that holds and the sentence that says why, before suppression. `core` is the core that decided."""
+
+    state: str
+    reason: str
+    core: str | None = None
+
+
 ENGINE_STATES: Final = (
     State("startup-hang", True, "the engine has been loading for longer than startup_budget_sec"),
     State("startup", False, "no scrape has succeeded yet: the engine is loading"),

@@ -1,0 +1,219 @@
+"""How one core is judged. Everything here reads; the one thing written is that a core was declared hung.
+
+The rules, in the order in which they are tried:
+    - Movement is life: `growing` (a counter) outranks everything but a fresh baseline; `kv-growing` (a gauge) outranks
+      everything but the log rule.
+    - `stall-hang-log`: counters frozen for log_stall_sec, a signature in the log that is newer than the last counter
+      progress, complete canary and replacement, and a canary begun after those three that failed (canaries off: busy).
+    - `stall-hang`, active rule: frozen for the threshold, AND enough canaries in a row failed, the first of them begun
+      at least threshold - poll ago, AND a page read after the last failure shows no progress.
+    - `stall-hang`, passive rule, where no canary is usable (off, saturated, misconfigured, not aimable): frozen for the
+      threshold and for as long as the engine's gauges may be stale, and busy or with a heartbeat frozen as long.
+    - A declared hang holds until the core proves life (`Core.prove`); newer failures and unread pages change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from enginewatch.core.events import Outcome
+from enginewatch.core.progress import Core, Proof
+from enginewatch.core.settings import Settings
+from enginewatch.core.states import Finding
+
+
+@dataclass(slots=True)
+class Conditions:
+    """What a core's judgement depends on besides the core; times on the judgement's clock."""
+
+    settings: Settings
+    t: float = 0.0
+    poll: int = 0
+    page: int = 0
+    disaggregated: bool = False
+    """The role is prefill or decode: requests deferred for a partner are not this engine's, and `peer-stall` exists."""
+    canaries_on: bool = True
+    aimable: bool = True
+    """The engine has one core, or its version is known to honour a canary's aim."""
+    gauge_stale_sec: float = 0.0
+    log_hit_at: float = float("-inf")
+
+
+def judge_core(core: Core, now: Conditions) -> Finding:
+    """The first state of this core that holds; a few harmless ones give way to `peer-stall`."""
+    poll, name, run = now.poll, core.name, core.run
+    if core.baseline_poll == poll:
+        return Finding("baseline", f"core {name}: first page of this process", name)
+    if core.fell_poll == poll:
+        return Finding("regress", f"core {name}: a counter fell in the same process, baseline taken anew", name)
+    grew_after_failure = core.grew_after_failure_poll == poll
+    if grew_after_failure and core.grew_after_failure_with_counter:
+        return _grew_after_failure(core)
+    if core.counter_poll == poll:
+        return _unless_peer_stall(core, now, "growing", f"core {name}: {core.moved_leg} moves")
+    if core.hang == "stall-hang-log" or _hung_by_log(core, now):
+        core.hang = "stall-hang-log"
+        return _say_hung_by_log(core, now)
+    if grew_after_failure:
+        return _grew_after_failure(core)
+    if core.gauge_poll == poll:
+        return _unless_peer_stall(
+            core, now, "kv-growing", f"core {name}: only {core.moved_leg} rises, a prefill is allocating blocks"
+        )
+    frozen = now.t - core.proof_at
+    threshold = core.stall_after_sec(now.settings.stall_sec)
+    if core.hang == "stall-hang" or _hung_by_canaries(core, now) or _hung_passively(core, now, frozen, threshold):
+        core.hang = "stall-hang"
+        return _say_hung(core, now, frozen, threshold)
+    if run.last_failed:
+        return Finding(
+            "probe-fail-grace",
+            f"core {name}: {_canaries_failed(run.failures, run.last_outcome)}, frozen for {frozen:.0f} s of "
+            f"{threshold:g} s",
+            name,
+        )
+    if run.last_outcome is not None:
+        state = "saturated" if run.last_outcome is Outcome.SATURATED else "misconfigured"
+        return Finding(state, f"core {name}: {_NEITHER[state]}, frozen for {frozen:.0f} s", name)
+    if core.proof_by == Proof.CANARY:
+        return _unless_peer_stall(core, now, "stall-active-ok", f"core {name}: idle, the last canary went through")
+    if not now.canaries_on and frozen >= threshold and not is_busy(core, now):
+        return _unless_peer_stall(core, now, "idle", f"core {name}: idle, {_heartbeat_says(core, now, threshold)}")
+    return _unless_peer_stall(
+        core, now, "freeze-grace", f"core {name}: nothing moved for {frozen:.0f} s of {threshold:g} s"
+    )
+
+
+def recheck_at(core: Core, now: Conditions) -> float | None:
+    """When a fresh page would complete the active rule of this core, if only time is missing and not a whole poll."""
+    if core.hang is not None or core.run.failures < now.settings.active_probe_min_failures:
+        return None
+    ready = _ready_at(core, now)
+    return ready if 0 < ready - now.t < now.settings.poll_interval_sec else None
+
+
+def is_busy(core: Core, now: Conditions) -> bool:
+    """Whether the last page says that the core has work. Raises suspicion, never clears it."""
+    return bool(
+        (core.running(now.page) or 0) > 0 or (core.waiting(now.page, without_deferred=now.disaggregated) or 0) > 0
+    )
+
+
+def log_speaks(core: Core, now: Conditions) -> bool:
+    """Whether a log signature newer than the core's last counter progress is in the window."""
+    return now.log_hit_at > core.counter_proof_at and now.t - now.log_hit_at <= now.settings.log_window_sec
+
+
+def _ready_at(core: Core, now: Conditions) -> float:
+    threshold = core.stall_after_sec(now.settings.stall_sec)
+    return max(core.proof_at + threshold, core.run.first_begun + threshold - now.settings.poll_interval_sec)
+
+
+def _hung_by_canaries(core: Core, now: Conditions) -> bool:
+    run = core.run
+    return (
+        run.failures >= now.settings.active_probe_min_failures
+        and now.t >= _ready_at(core, now)
+        and core.page_begun >= run.last_ended
+    )
+
+
+def _hung_passively(core: Core, now: Conditions, frozen: float, threshold: float) -> bool:
+    limit = threshold + now.gauge_stale_sec
+    if frozen < limit or not _canary_unusable(core, now):
+        return False
+    return is_busy(core, now) or _heartbeat_frozen(core, now, limit)
+
+
+def _canary_unusable(core: Core, now: Conditions) -> bool:
+    if not now.canaries_on or not now.aimable:
+        return True
+    return core.run.last_outcome is not None and not core.run.last_failed  # saturated or misconfigured
+
+
+def _hung_by_log(core: Core, now: Conditions) -> bool:
+    if not log_speaks(core, now) or now.t - core.counter_proof_at < now.settings.log_stall_sec:
+        return False
+    return core.failed_begun > core.counter_proof_at if now.canaries_on else is_busy(core, now)
+
+
+def _heartbeat_frozen(core: Core, now: Conditions, limit: float) -> bool:
+    return core.heartbeat_at is not None and core.heartbeat_page == now.page and now.t - core.heartbeat_at >= limit
+
+
+def _heartbeat_says(core: Core, now: Conditions, threshold: float) -> str:
+    if core.heartbeat_at is None or core.heartbeat_page != now.page:
+        return "cannot tell more: canaries are off"
+    if _heartbeat_frozen(core, now, threshold):
+        return "but its scheduler loop does not turn"
+    return "its scheduler loop turns"
+
+
+def _unless_peer_stall(core: Core, now: Conditions, state: str, reason: str) -> Finding:
+    if now.disaggregated:
+        queue = core.stuck_queue(now.t, now.settings.peer_stall_sec)
+        if queue is not None and queue.stuck_since is not None:
+            return Finding(
+                "peer-stall",
+                f"core {core.name}: {queue.value:g} requests in {queue.name} for {now.t - queue.stuck_since:.0f} s and "
+                "no transfer succeeded: the partner, or a stale identity of it, is at fault",
+                core.name,
+            )
+    return Finding(state, reason, core.name)
+
+
+def _grew_after_failure(core: Core) -> Finding:
+    return Finding(
+        "probe-fail-but-growing",
+        f"core {core.name}: the last canary failed, but {core.moved_leg} moved since: one long step",
+        core.name,
+    )
+
+
+def _say_hung(core: Core, now: Conditions, frozen: float, threshold: float) -> Finding:
+    run = core.run
+    if run.failures >= now.settings.active_probe_min_failures:
+        witness = _canaries_failed(run.failures, run.last_outcome)
+    else:
+        said = f" (the last one: {run.last_outcome})" if run.last_outcome is not None else ""
+        if is_busy(core, now):
+            witness = f"busy, and no usable canary{said}"
+        elif _heartbeat_frozen(core, now, threshold):
+            witness = f"its scheduler loop does not turn, and no usable canary{said}"
+        else:
+            witness = "no proof of life since it was declared hung"
+    grain = ", its legs move only at request ends" if core.request_grained else ""
+    return Finding(
+        "stall-hang",
+        f"core {core.name}: no progress for {frozen:.0f} s (limit {threshold:g} s{grain}), {witness}, "
+        f"{_load(core, now)}",
+        core.name,
+    )
+
+
+def _say_hung_by_log(core: Core, now: Conditions) -> Finding:
+    witness = "a canary failed" if now.canaries_on else "busy, canaries are off"
+    return Finding(
+        "stall-hang-log",
+        f"core {core.name}: counters frozen for {now.t - core.counter_proof_at:.0f} s, the log says that the scheduler "
+        f"is dead ({now.t - now.log_hit_at:.0f} s ago), {witness}, {_load(core, now)}",
+        core.name,
+    )
+
+
+def _load(core: Core, now: Conditions) -> str:
+    running, waiting = core.running(now.page), core.waiting(now.page, without_deferred=False)
+    if running is None and waiting is None:
+        return "load unknown"
+    return f"{running or 0:g} running, {waiting or 0:g} waiting"
+
+
+_NEITHER: Final = {
+    "saturated": "the last canary was turned away because the engine is full",
+    "misconfigured": "the last canary was refused for a reason that is no hang (wrong path, key or body)",
+}
+
+
+def _canaries_failed(failures: int, outcome: Outcome | None) -> str:
+    return f"{failures} canar{'y' if failures == 1 else 'ies in a row'} failed ({outcome})"

@@ -1,0 +1,123 @@
+"""Does the engine answer at all? `startup`, `restarting`, `unreach-grace`, `unreach-hang`, `startup-hang`.
+
+Rules:
+    - Until the first answer the engine is loading, whatever fails. A refused connection after that means that its
+      process is gone and the kubelet knows: it is loading again, and an earlier hang is cleared. Without this an engine
+      that crashed and reloads would be killed for ever.
+    - Any other failed scrape is an outage. It is a hang when it lasts and canaries fail as well; canaries begun during
+      it count for nothing else. An earlier hang stands until a page or a complete canary ends it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from enginewatch.core.events import Outcome
+from enginewatch.core.settings import Settings
+from enginewatch.core.states import HUNG, Finding
+
+UNREACH_5XX_SEC: Final = 300.0
+"""An engine that answers 5xx still answers; vLLM's own watchdog and an elastic rescale end within this."""
+
+Phase = Literal["startup", "restarting", "running"]
+
+
+def is_an_answer(failure: str) -> bool:
+    """Whether a failed scrape means `no-legs`: the engine answered, but not with a page."""
+    return failure == "malformed" or (failure.startswith("http_") and not failure.startswith("http_5"))
+
+
+class Reach:
+    """Follows whether the engine can be reached; times are on the judgement's clock."""
+
+    def __init__(self, t: float) -> None:
+        self.phase: Phase = "startup"
+        self.phase_since = t
+        self.failing_since: float | None = None
+        self.failing_how = ""
+        self.failures = 0
+        """Canaries begun during this outage that failed."""
+        self._last: Outcome | None = None
+        self._any_5xx = False
+        self._held: Finding | None = None
+
+    @property
+    def down(self) -> bool:
+        """Whether the last scrape found no answer."""
+        return self.phase != "running" or self.failing_since is not None
+
+    def answered(self) -> None:
+        """The engine answered a scrape: whatever failed before is over."""
+        self.phase = "running"
+        self.failing_since = None
+        self._begin_afresh()
+
+    def failed(self, failure: str, begun: float, t: float, standing: Finding) -> bool:
+        """A poll failed; `standing` is what was found before. Returns True when the process has just gone away."""
+        self.failing_how = failure
+        if failure == "refused":
+            went_away = self.phase == "running"
+            if went_away:
+                self.phase, self.phase_since = "restarting", t
+                self.failing_since = None
+                self._held = None
+            return went_away
+        if self.phase == "running":
+            if self.failing_since is None:
+                self.failing_since = begun
+                self._begin_afresh()
+                self._held = standing if standing.state in HUNG else None
+            self._any_5xx = self._any_5xx or failure.startswith("http_5")
+        return False
+
+    def canary_answered(self, outcome: Outcome, *, failed: bool) -> None:
+        """A canary begun during the outage ended other than ok."""
+        self._last = outcome
+        self.failures += failed
+
+    def canary_ok(self, t: float) -> None:
+        """A complete canary: the outage, or the time to load, starts afresh."""
+        if self.failing_since is not None:
+            self.failing_since = t
+        if self.phase != "running":
+            self.phase_since = t
+        self._begin_afresh()
+
+    def _begin_afresh(self) -> None:
+        self.failures, self._last = 0, None
+        self._any_5xx = False
+        self._held = None
+
+    def finding(self, t: float, settings: Settings, *, canaries_on: bool) -> Finding | None:
+        """The state that holds, None when the engine answers."""
+        if self.phase != "running":
+            return self._loading(t, settings)
+        if self.failing_since is not None:
+            return self._outage(t - self.failing_since, settings, canaries_on=canaries_on)
+        return None
+
+    def _loading(self, t: float, settings: Settings) -> Finding:
+        loading = t - self.phase_since
+        what = "no page from the engine yet" if self.phase == "startup" else "nobody listens any more"
+        budget = settings.startup_budget_sec
+        if loading > budget:
+            return Finding("startup-hang", f"{what} for {loading:.0f} s, longer than the budget of {budget:g} s")
+        if self.phase == "startup":
+            how = f" ({self.failing_how})" if self.failing_how else ""
+            return Finding("startup", f"{what}{how}: it is loading")
+        return Finding("restarting", f"{what}: the engine's process is gone and is being restarted")
+
+    def _outage(self, failing: float, settings: Settings, *, canaries_on: bool) -> Finding:
+        limit = settings.unreach_after_sec
+        if self._any_5xx:
+            limit = max(limit, UNREACH_5XX_SEC)
+        usable = canaries_on and self._last is not Outcome.MISCONFIGURED
+        if failing >= limit and (not usable or self.failures >= settings.active_probe_min_failures):
+            canaries = f"{self.failures} canaries failed meanwhile" if usable else "no usable canary"
+            return Finding(
+                "unreach-hang",
+                f"/metrics has failed for {failing:.0f} s (limit {limit:g} s, last: {self.failing_how}), {canaries}",
+            )
+        if self._held is not None:
+            return self._held
+        return Finding("unreach-grace", f"/metrics fails ({self.failing_how}) for {failing:.0f} s of {limit:g} s")
