@@ -14,6 +14,7 @@ its command line asks for the metadata of a distribution named "vllm", but this 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -113,6 +114,10 @@ def base_python() -> str:
         raise InstallError(
             UNOBTAINABLE, f"the lock is for Linux on x86_64, this is {platform.system()} {platform.machine()}"
         )
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        raise InstallError(UNOBTAINABLE, "vLLM needs libnuma.so.1; on Debian: apt-get install libnuma1") from None
     if sys.version_info[:2] == PYTHON:
         return sys.executable
     found = shutil.which(f"python{wanted}")
