@@ -55,8 +55,7 @@ class Trust:
             raw = _read_small(self._ca_file, MAX_CA_BYTES, "CA file")
             digest = hashlib.sha256(raw).digest()
             if self._context is None or digest != self._digest:
-                # Bundles carry comments in any encoding; between the markers PEM is ASCII.
-                self._context = ssl.create_default_context(cadata=raw.decode("ascii", "ignore"))
+                self._context = _context_for(raw)
                 self._digest = digest
         except (Unusable, ValueError, ssl.SSLError) as problem:
             if self._context is None:
@@ -64,6 +63,14 @@ class Trust:
                     raise
                 raise Unusable(f"the CA file {self._ca_file} holds no certificates in PEM form") from None
         return self._context
+
+
+def _context_for(bundle: bytes) -> ssl.SSLContext:
+    # Bundles carry comments in any encoding; between the markers PEM is ASCII.
+    text = bundle.decode("ascii", "ignore")
+    if not text.strip():
+        raise ValueError  # The ssl module takes an empty text for none given, and would trust the system's.
+    return ssl.create_default_context(cadata=text)
 
 
 def _read_small(path: str, max_bytes: int, what: str) -> bytes:

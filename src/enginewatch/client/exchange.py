@@ -2,8 +2,8 @@
 
 Rules:
     - One deadline covers name lookup, connect, TLS, request and body to the last byte.
-    - Whatever ends an exchange early (deadline, cancellation, a reader that gives up) resets the connection at once: the
-      engine learns that nobody waits and drops the request, and neither unsent bytes nor a half-closed socket stay
+    - Whatever ends an exchange early (deadline, cancellation, a reader that gives up) resets the connection at once:
+      the engine learns that nobody waits and drops the request, and neither unsent bytes nor a half-closed socket stay
       behind, however long the engine is frozen.
     - Connections are never reused: one that the engine closed while it idled would read as a dead engine.
     - Nothing is followed, retried, remembered or taken from the environment: no redirects, cookies or proxies.
@@ -41,7 +41,6 @@ _PIECE_BYTES = 64 * 1024
 Feed = Callable[[bytes], None]
 
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENETDOWN}
-_BROKEN = {errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ENOTCONN}
 
 
 class Fault(StrEnum):
@@ -383,14 +382,17 @@ def _trouble_of(problem: aiohttp.ClientError | OSError, head: Head | None, host:
 
 
 def _connect_trouble(problem: OSError) -> Trouble:
-    number = problem.errno
-    if number == errno.ECONNREFUSED:
+    if isinstance(problem, ConnectionRefusedError):
         return Trouble(Fault.REFUSED, "connection refused: nobody listens")
-    if number in _UNREACHABLE:
-        return Trouble(Fault.TIMEOUT, f"no way to the engine: {os.strerror(number)}")
-    if number in _BROKEN:
-        return Trouble(Fault.RESET, "the connection was reset while it was being made")
-    return Trouble(Fault.SETUP, f"the watcher cannot open a connection: {os.strerror(number) if number else 'unknown'}")
+    if isinstance(problem, ConnectionAbortedError) and problem.errno is None:
+        # asyncio gives up a TLS handshake after 60 s on its own, and calls it that.
+        return Trouble(Fault.TIMEOUT, "no answer to the TLS handshake")
+    if isinstance(problem, ConnectionError):
+        return Trouble(Fault.RESET, "the connection broke while it was being made")
+    why = os.strerror(problem.errno) if problem.errno else "unknown error"
+    if problem.errno in _UNREACHABLE:
+        return Trouble(Fault.TIMEOUT, f"no way to the engine: {why}")
+    return Trouble(Fault.SETUP, f"the watcher cannot open a connection: {why}")
 
 
 def _verify_message(problem: Exception) -> str:

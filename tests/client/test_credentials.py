@@ -1,0 +1,137 @@
+"""The API key and the CA file are read when they are used, and the key is seen by nobody but the engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from pathlib import Path
+
+import pytest
+from tests.client.servers import Recorder, Serve, answering, response
+
+from enginewatch.client.exchange import Question, Trouble
+from enginewatch.client.target import EngineClient, ScrapeFailure, Target
+from enginewatch.core.events import Outcome
+from enginewatch.engines.profile import AnswerFormat, CanaryRequest
+
+KEY = "hunter2-very-secret"
+PROBE = CanaryRequest("GET", "/x", None, AnswerFormat.ANY_2XX)
+
+
+def key_sent(request: bytes) -> str | None:
+    for line in request.decode().split("\r\n"):
+        if line.lower().startswith("authorization:"):
+            return line.partition(":")[2].strip()
+    return None
+
+
+async def test_the_key_goes_as_a_bearer_token(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"  {KEY}\n")
+    server = Recorder({"/x": response("ok")})
+    client = EngineClient(Target.parse(await serve(server), api_key_file=str(tmp_path / "key")))
+    assert (await client.canary(PROBE, deadline_sec=5)).outcome is Outcome.OK
+    assert key_sent(server.requests[0]) == f"Bearer {KEY}"
+
+
+async def test_without_a_key_file_no_key_is_sent(serve: Serve) -> None:
+    server = Recorder({"/x": response("ok")})
+    await EngineClient(Target.parse(await serve(server))).canary(PROBE, deadline_sec=5)
+    assert key_sent(server.requests[0]) is None
+
+
+async def test_a_rotated_key_is_used_with_the_next_question(serve: Serve, tmp_path: Path) -> None:
+    # Kubernetes swaps a symlink; the old file goes away.
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "key").symlink_to("old")
+    server = Recorder({"/x": response("ok")})
+    client = EngineClient(Target.parse(await serve(server), api_key_file=str(tmp_path / "key")))
+    await client.canary(PROBE, deadline_sec=5)
+    (tmp_path / "link").symlink_to("new")
+    (tmp_path / "link").rename(tmp_path / "key")
+    (tmp_path / "old").unlink()
+    await client.canary(PROBE, deadline_sec=5)
+    assert [key_sent(request) for request in server.requests] == ["Bearer old", "Bearer new"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"two words", "printable ASCII"),
+        (b"inject\r\nX: y", "printable ASCII"),
+        ("schlüssel".encode(), "printable ASCII"),
+        (b"x" * 100_000, "larger than"),
+    ],
+)
+async def test_an_unusable_key_is_not_fatal_and_told_when_the_engine_wants_it(
+    serve: Serve, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    server = Recorder(
+        {"/metrics": response("# page\n"), "/x": response("", status="401 Unauthorized")},
+    )
+    client = EngineClient(Target.parse(await serve(server), api_key_file=str(file)))
+    assert await client.scrape(frozenset(), timeout_sec=5, path="/metrics") == {}
+    report = await client.canary(PROBE, deadline_sec=5)
+    assert report.outcome is Outcome.MISCONFIGURED
+    assert says in report.detail
+    assert str(file) in report.detail
+    assert key_sent(server.requests[1]) is None
+
+
+async def test_a_fifo_in_place_of_the_key_does_not_stop_the_loop(serve: Serve, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key")
+    url = await serve(answering(response("", status="401 Unauthorized")))
+    report = await EngineClient(Target.parse(url, api_key_file=str(tmp_path / "key"))).canary(PROBE, deadline_sec=5)
+    assert "not a regular file" in report.detail
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+async def test_a_refused_key_is_told_apart_from_a_missing_one(serve: Serve, tmp_path: Path, status: str) -> None:
+    (tmp_path / "key").write_text(KEY)
+    url = await serve(answering(response("", status=status)))
+    without = await EngineClient(Target.parse(url)).scrape(frozenset(), timeout_sec=5, path="/metrics")
+    with_key = await EngineClient(Target.parse(url, api_key_file=str(tmp_path / "key"))).scrape(
+        frozenset(), timeout_sec=5, path="/metrics"
+    )
+    assert isinstance(without, ScrapeFailure)
+    assert isinstance(with_key, ScrapeFailure)
+    assert "an API key is wanted" in without.detail
+    assert "was not accepted" in with_key.detail
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"not HTTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        response("", status="307 Moved", headers="Location: http://elsewhere.invalid/\r\n"),
+    ],
+)
+async def test_the_key_is_in_no_report_no_log_and_no_traceback(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: bytes
+) -> None:
+    (tmp_path / "key").write_text(KEY)
+    client = EngineClient(Target.parse(await serve(answering(answer)), api_key_file=str(tmp_path / "key")))
+    with caplog.at_level(logging.DEBUG):
+        seen = [
+            repr(await client.canary(PROBE, deadline_sec=5)),
+            repr(await client.scrape(frozenset(), timeout_sec=5, path="/metrics")),
+            repr(client.target),
+            repr(vars(client.line)),
+        ]
+        # Even what the lowest layer raises, printed with everything it is chained to.
+        try:
+            await client.line.fetch(Question("/x"), until=10**9)
+        except Trouble as trouble:
+            seen += traceback.format_exception(trouble)
+            seen.append(repr(trouble.__context__))
+    assert KEY not in "".join(seen) + caplog.text
