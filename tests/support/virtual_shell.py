@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from enginewatch.core.events import (
@@ -30,6 +30,7 @@ from enginewatch.core.events import (
     Rescrape,
     Scraped,
     ScrapeFailed,
+    SettingsChanged,
     StartCanary,
     Tick,
     Verdict,
@@ -76,6 +77,7 @@ class ScriptedEngine:
         self.hide: Callable[[str], bool] = lambda series: False
         self.extra: dict[str, float] = {}
         self.log_hits = 0
+        self.scrape_sec = SCRAPE_SEC
         self._script: list[tuple[float, int, Callable[[ScriptedEngine], Any]]] = []
         self._numbers = itertools.count()
         self._now = 0.0
@@ -84,6 +86,59 @@ class ScriptedEngine:
         """Have `change(engine)` happen at time t."""
         heapq.heappush(self._script, (t, next(self._numbers), change))
         return self
+
+    def busy(self, *names: str, rate: float = 50.0) -> ScriptedEngine:
+        """Have cores (all of them by default) decode one request."""
+        for core in self._chosen(names):
+            core.running, core.tokens_rate, core.kv_rate = 1.0, rate, 0.0
+        return self
+
+    def prefill(self, *names: str) -> ScriptedEngine:
+        """Have cores work on a long prompt: counters flat, KV usage rising."""
+        for core in self._chosen(names):
+            core.running, core.tokens_rate, core.kv_rate = 1.0, 0.0, 0.0005
+        return self
+
+    def idle(self, *names: str) -> ScriptedEngine:
+        """Have cores finish what they do."""
+        for core in self._chosen(names):
+            core.running = core.waiting = core.tokens_rate = core.kv_rate = 0.0
+        return self
+
+    def hang(self, *names: str) -> ScriptedEngine:
+        """Stop cores as SIGSTOP does: every number stays as it was, a canary gets no answer."""
+        for core in self._chosen(names):
+            core.hung = True
+        return self
+
+    def resume(self, *names: str) -> ScriptedEngine:
+        """Let stopped cores go on."""
+        for core in self._chosen(names):
+            core.hung = False
+        return self
+
+    def answer(self, outcome: Outcome | None, *names: str) -> ScriptedEngine:
+        """Have canaries end like this; None = as the core's own condition says."""
+        for core in self._chosen(names):
+            core.canary = outcome
+        return self
+
+    def fail(self, failure: str | None) -> ScriptedEngine:
+        """Have scrapes fail like this; None = they succeed again."""
+        self.failure = failure
+        return self
+
+    def restart(self) -> ScriptedEngine:
+        """Another process answers from here on: idle, all counters zero, a new start time where there is one."""
+        for name in self.cores:
+            self.cores[name] = ScriptedCore(tokens=0.0)
+        self.failure = None
+        if self.start_time is not None:
+            self.start_time = 1000.0 + self._now
+        return self
+
+    def _chosen(self, names: tuple[str, ...]) -> list[ScriptedCore]:
+        return [self.cores[name] for name in names] if names else list(self.cores.values())
 
     def advance(self, t: float) -> None:
         """Live up to time t."""
@@ -127,7 +182,7 @@ class ScriptedEngine:
 
 @dataclass
 class VirtualShell:
-    """Runs a Watch against a scripted engine on virtual time."""
+    """Runs a Watch against a scripted engine on virtual time. `kind` "auto" leaves it to recognise the engine."""
 
     engine: ScriptedEngine
     settings: Settings = field(default_factory=lambda: Settings(warmup_sec=0))
@@ -136,14 +191,17 @@ class VirtualShell:
 
     def __post_init__(self) -> None:
         self.now = 0.0
-        self.watch = Watch(self.settings, profile=PROFILES[self.kind], role=self.role, now=0.0, log_channel=True)
+        self.watch = Watch(self.settings, profile=PROFILES.get(self.kind), role=self.role, now=0.0, log_channel=True)
         self.events: list[tuple[float, Event]] = []
         self.timeline: list[tuple[float, Verdict]] = []
+        self.heard: list[int] = []
+        """For each entry of the timeline: how many events had been handed in by then."""
         self.canaries: list[tuple[float, StartCanary]] = []
         self.results: list[tuple[float, StartCanary, Outcome]] = []
         self.abandoned: list[int] = []
         self.logs: list[Log] = []
         self.evidence: list[str] = []
+        self.asked: list[tuple[float, Instruction]] = []
         self.frozen_until = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -171,6 +229,11 @@ class VirtualShell:
         """The times of every published verdict that /healthz would answer with 503."""
         return [t for t, verdict in self.timeline if verdict.acting]
 
+    @property
+    def instructions(self) -> list[Instruction]:
+        """Everything the judgement asked for, in order."""
+        return [instruction for _, instruction in self.asked]
+
     # --- the run ----------------------------------------------------------------------------------------------------
 
     def run(self, until: float) -> VirtualShell:
@@ -192,7 +255,12 @@ class VirtualShell:
         """Hand an event to the judgement now."""
         self.events.append((self.now, event))
         for instruction in self.watch.handle(event, self.now):
+            self.asked.append((self.now, instruction))
             self._carry_out(instruction)
+
+    def set(self, **settings: Any) -> None:
+        """Change hot settings now."""
+        self.feed(SettingsChanged(replace(self.watch.settings, **settings)))
 
     def _later(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (when, next(self._numbers), action))
@@ -204,7 +272,7 @@ class VirtualShell:
         if self.engine.log_hits:
             self.engine.log_hits, hits = 0, self.engine.log_hits
             self.feed(LogHits(hits))
-        self._later(began + SCRAPE_SEC, lambda: self._scrape(began, recheck=False))
+        self._later(began + self.engine.scrape_sec, lambda: self._scrape(began, recheck=False))
 
     def _scrape(self, began: float, *, recheck: bool) -> None:
         if self.engine.failure is not None:
@@ -216,6 +284,7 @@ class VirtualShell:
         match instruction:
             case Publish(verdict):
                 self.timeline.append((self.now, verdict))
+                self.heard.append(len(self.events))
             case StartCanary():
                 assert self._canary is None, "two canaries at once"
                 self._canary = instruction
@@ -247,7 +316,7 @@ class VirtualShell:
     def _begin_recheck(self, number: int) -> None:
         if number == self._recheck:
             began = self.now
-            self._later(began + SCRAPE_SEC, lambda: self._scrape(began, recheck=True))
+            self._later(began + self.engine.scrape_sec, lambda: self._scrape(began, recheck=True))
 
     def _canary_done(self, canary: StartCanary, outcome: Outcome) -> None:
         if self._canary is canary:

@@ -4,11 +4,13 @@ The rules, in the order in which they are tried:
     - Movement is life: `growing` (a counter) outranks everything but a fresh baseline; `kv-growing` (a gauge) outranks
       everything but the log rule.
     - `stall-hang-log`: counters frozen for log_stall_sec, a signature in the log that is newer than the last counter
-      progress, complete canary and replacement, and a canary begun after those three that failed (canaries off: busy).
+      progress, complete canary and replacement, and a canary begun after those three that failed (canaries off: busy
+      all that time).
     - `stall-hang`, active rule: frozen for the threshold, AND enough canaries in a row failed, the first of them begun
       at least threshold - poll ago, AND a page read after the last failure shows no progress.
     - `stall-hang`, passive rule, where no canary is usable (off, saturated, misconfigured, not aimable): frozen for the
-      threshold and for as long as the engine's gauges may be stale, and busy or with a heartbeat frozen as long.
+      threshold and for as long as the engine's gauges may be stale, and busy, or with a heartbeat frozen, all that time.
+      (Busy now is not enough: an engine that was idle for an hour has its first request.)
     - A declared hang holds until the core proves life (`Core.prove`); newer failures and unread pages change nothing.
 """
 
@@ -123,7 +125,7 @@ def _hung_passively(core: Core, now: Conditions, frozen: float, threshold: float
     limit = threshold + now.gauge_stale_sec
     if frozen < limit or not _canary_unusable(core, now):
         return False
-    return is_busy(core, now) or _heartbeat_frozen(core, now, limit)
+    return _busy_for(core, now, limit) or _heartbeat_frozen(core, now, limit)
 
 
 def _canary_unusable(core: Core, now: Conditions) -> bool:
@@ -135,7 +137,13 @@ def _canary_unusable(core: Core, now: Conditions) -> bool:
 def _hung_by_log(core: Core, now: Conditions) -> bool:
     if not log_speaks(core, now) or now.t - core.counter_proof_at < now.settings.log_stall_sec:
         return False
-    return core.failed_begun > core.counter_proof_at if now.canaries_on else is_busy(core, now)
+    if now.canaries_on:
+        return core.failed_begun > core.counter_proof_at
+    return _busy_for(core, now, now.settings.log_stall_sec)
+
+
+def _busy_for(core: Core, now: Conditions, seconds: float) -> bool:
+    return is_busy(core, now) and core.busy_since is not None and now.t - core.busy_since >= seconds
 
 
 def _heartbeat_frozen(core: Core, now: Conditions, limit: float) -> bool:

@@ -32,7 +32,7 @@ MAX_NUMBER_BYTES = 256
 """Longest text of one number; a longer one is malformed."""
 
 _WINDOW_BYTES = 64 * 1024
-_SHAPE_BYTES = 64 * 1024  # within so many bytes a page shows that it is one
+_SHAPE_BYTES = 64 * 1024  # a whole line within so many bytes shows that the body is a page
 _AROUND_NAME_BYTES = 32  # more than may stand before a name, and the byte after it
 
 _NUMBER = rb"[+-]?(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?+"
@@ -119,7 +119,7 @@ class PageReader:
         self._kept_bytes = 0
         self._begun = False
         self._shaped = False
-        self._unshaped_bytes = 0
+        self._offset = 0  # in the body, of what comes next
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the body.
@@ -148,7 +148,7 @@ class PageReader:
         if self._skipping:
             self._skipping = False
         else:
-            self._read_lines(b"\n" + b"".join(self._pending) + b"\n")
+            self._read_lines(b"\n" + b"".join(self._pending) + b"\n", self._offset + 1)
         if self._begun and not self._shaped:
             raise NotMetrics("no line looks like a metric")
         self._cache.canonical = self._series
@@ -168,13 +168,15 @@ class PageReader:
 
     def _take(self, chunk: bytes) -> None:
         end = chunk.rfind(b"\n") + 1
+        end_offset = self._offset + end
+        self._offset += len(chunk)
         if end:
             if self._skipping:
                 start = chunk.find(b"\n")
                 self._skipping = False
-                self._read_lines(chunk[start:end])
+                self._read_lines(chunk[start:end], end_offset)
             else:
-                self._read_lines(b"".join((b"\n", *self._pending, chunk[:end])))
+                self._read_lines(b"".join((b"\n", *self._pending, chunk[:end])), end_offset)
                 self._pending.clear()
                 self._pending_bytes = 0
             chunk = chunk[end:]
@@ -192,12 +194,15 @@ class PageReader:
             self._pending.clear()
             self._pending_bytes = 0
 
-    def _read_lines(self, lines: bytes) -> None:
-        """Read whole lines; `lines` begins with the newline before the first and ends with that of the last."""
+    def _read_lines(self, lines: bytes, end_offset: int) -> None:
+        """Read whole lines that end at `end_offset` in the body.
+
+        `lines` begins with the newline before the first of them and ends with that of the last.
+        """
+        if not self._shaped:
+            self._check_shape(lines, end_offset)
         if b"\n\n\n" in lines:  # the search begins anew at each newline, 64 Ki of them would take 2 ms
             lines = _BLANK_LINES.sub(b"\n", lines)
-        if not self._shaped:
-            self._check_shape(lines)
         known, series, samples = self._cache.canonical, self._series, self._samples
         for line, raw, number in self._search.lines.findall(lines):
             if not number or len(number) > MAX_NUMBER_BYTES or len(line) > MAX_LINE_BYTES:
@@ -223,12 +228,14 @@ class PageReader:
             if before is None or value > before:
                 samples[canonical] = value
 
-    def _check_shape(self, lines: bytes) -> None:
+    def _check_shape(self, lines: bytes, end_offset: int) -> None:
+        beyond = end_offset - _SHAPE_BYTES
+        if beyond > 0:
+            lines = lines[: max(0, len(lines) - beyond)]
+            lines = lines[: lines.rfind(b"\n") + 1]
         if _SHAPE.search(lines):
             self._shaped = True
-            return
-        self._unshaped_bytes += len(lines)
-        if self._unshaped_bytes > _SHAPE_BYTES and lines.strip():
+        elif beyond > 0 and self._begun:
             raise NotMetrics("no line looks like a metric")
 
 

@@ -106,6 +106,7 @@ class Core:
         "_step_grained",
         "_waiting",
         "baseline_poll",
+        "busy_since",
         "canary_due",
         "canary_ok_at",
         "canary_ok_begun",
@@ -162,6 +163,8 @@ class Core:
         """Number of the last page that carried one of this core's legs, and when that page's scrape began."""
         self.page_begun = float("-inf")
         self.polls_absent = 0
+        self.busy_since: float | None = None
+        """Since when every page that told said that the core has work; None when the last one that told said no."""
         self.canary_due = False
         self._carry_counter = self._carry_gauge = False
         self._running: list[_Slot] = []
@@ -188,6 +191,15 @@ class Core:
         if waiting is None or not without_deferred:
             return waiting
         return max(0.0, waiting - (_largest(self._deferred, page) or 0.0))
+
+    def note_busy(self, page: int, t: float, *, without_deferred: bool) -> None:
+        """Take in what a page says of the load. A gauge that is absent is not busy, but ends nothing either."""
+        running, waiting = self.running(page), self.waiting(page, without_deferred=without_deferred)
+        if (running or 0) > 0 or (waiting or 0) > 0:
+            if self.busy_since is None:
+                self.busy_since = t
+        elif running is not None and waiting is not None:
+            self.busy_since = None
 
     def stuck_queue(self, t: float, peer_stall_sec: float) -> QueueState | None:
         """The P/D queue that stood still for peer_stall_sec while no transfer succeeded, if any."""

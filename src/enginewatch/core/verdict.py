@@ -231,10 +231,12 @@ class Watch:
             self._recognise(event.samples)
         news = self._ledger.take(event.samples, t, begun, self._polls, recheck=event.recheck)
         self._answered(news, event, t, begun, now)
+        for core in self._ledger.cores.values():
+            core.note_busy(self._ledger.page, t, without_deferred=self.role != "agg")
         self._rest.by_page = news.resting
         if news.cores_with_legs:
             self._end_blindness()
-        elif not event.recheck:
+        elif not event.recheck or not self._ledger.cores:
             self._page_without_legs(t, "the page has none of this engine's progress series")
         self._follow_rest(t)
         if not event.recheck:
