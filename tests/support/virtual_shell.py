@@ -68,6 +68,8 @@ class ScriptedCore:
 class ScriptedEngine:
     """A vLLM-like engine whose behaviour is a script of `at(t, change)`."""
 
+    kind = "vllm"
+
     def __init__(self, cores: int = 1, *, start_time: float | None = 1000.0, version: str = "0.32.0") -> None:
         self.cores = {str(number): ScriptedCore() for number in range(cores)}
         self.start_time = start_time
@@ -306,7 +308,7 @@ class VirtualShell:
                 else:
                     self._later(self.now + SCRAPE_SEC, lambda: self.feed(FlagsRead(self.engine.flags)))
             case DescribeEngine():
-                described = EngineDescribed("vllm", self.engine.version)
+                described = EngineDescribed(self.engine.kind, self.engine.version)
                 self._later(self.now + SCRAPE_SEC, lambda: self.feed(described))
             case Log():
                 self.logs.append(instruction)
