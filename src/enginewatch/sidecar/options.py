@@ -12,8 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, get_args
-from urllib.parse import urlsplit
+from typing import NoReturn
 
 from enginewatch.engines.profile import ROLES, Role
 from enginewatch.sidecar.config import ENVIRONMENT, Problem
@@ -24,10 +23,11 @@ DEFAULT_LISTEN = ":9090"
 DEFAULT_CONFIG_FILE = "/etc/hang-watcher/config.json"
 
 _SHOWN_CHARS = 80
+_REASON_CHARS = 300
 
 
 class BadOptionError(Exception):
-    """An option that cannot be used; the message is a sentence fragment: what was given, what was expected."""
+    """An option that cannot be used; the message says what was given and what was expected."""
 
 
 class StartError(Exception):
@@ -86,31 +86,33 @@ class _Option:
         return "--" + self.name.replace("_", "-")
 
 
-def parse_url(text: str) -> str:
-    """An http or https base URL without a trailing slash.
+def parse_engine_url(text: str) -> str:
+    """The engine's base URL, without a trailing slash.
 
     Raises:
-        BadOptionError: it is none, or carries what must not be in logs (a user name), or a query.
+        BadOptionError: it cannot be one, or carries a user name, which must not be in logs.
     """
-    wanted = "expected a URL such as http://127.0.0.1:8000"
+    # Imported here so that --help does not load an HTTP client.
+    from enginewatch.client.target import BadTarget, Target
+
+    if "@" in text:
+        raise BadOptionError("holds a user name or password: put the API key into a file (ENGINE_API_KEY_FILE)")
     try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        raise BadOptionError(wanted) from None
-    if (
-        not text.isprintable()
-        or " " in text
-        or parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or port == 0
-    ):
-        raise BadOptionError(wanted)
-    if parts.username is not None or parts.password is not None:
-        raise BadOptionError("must not hold a user name or password; use ENGINE_API_KEY_FILE")
-    if parts.query or parts.fragment:
-        raise BadOptionError("must not hold a query or fragment")
-    return text.rstrip("/")
+        return Target.parse(text).url
+    except BadTarget as bad:
+        raise BadOptionError(str(bad)) from None
+
+
+def parse_bootstrap_url(text: str) -> str:
+    """URL of a Mooncake bootstrap server.
+
+    Raises:
+        BadOptionError: it cannot be one.
+    """
+    try:
+        return parse_engine_url(text)
+    except BadOptionError:
+        raise BadOptionError(f"{_shown(text)} is not a URL such as http://127.0.0.1:8998") from None
 
 
 def parse_listen(text: str) -> Address:
@@ -119,16 +121,16 @@ def parse_listen(text: str) -> Address:
     Raises:
         BadOptionError: it is none of these.
     """
-    wanted = "expected an address such as :9090, 127.0.0.1:9090 or [::]:9090"
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
+    bad = BadOptionError(f"{_shown(text)} is not an address such as :9090, 127.0.0.1:9090 or [::]:9090")
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]") and len(host) > 2:
         host = host[1:-1]
-    elif ":" in host or "[" in text or "]" in text:
-        raise BadOptionError(wanted + " (an IPv6 address in brackets)")
+    elif any(char in host for char in ":[]"):
+        raise bad
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
-        raise BadOptionError(wanted)
-    if not host.isprintable() or any(char in host for char in " /@") or (colon and text.startswith("[]")):
-        raise BadOptionError(wanted)
+        raise bad
+    if not host.isprintable() or any(char in host for char in " /@"):
+        raise bad
     return Address(host, int(port))
 
 
@@ -139,7 +141,7 @@ def parse_path(text: str) -> str:
         BadOptionError: it does not begin with a slash, or holds blanks.
     """
     if not text.startswith("/") or not text.isprintable() or " " in text:
-        raise BadOptionError("expected a path that begins with /")
+        raise BadOptionError(f"{_shown(text)} is not a path that begins with /")
     return text
 
 
@@ -154,7 +156,7 @@ def parse_pattern(text: str) -> str:
     try:
         Signatures((text,))
     except PatternError as error:
-        raise BadOptionError(f"expected an RE2 pattern: {error}") from None
+        raise BadOptionError(f"not a pattern that RE2 takes: {error}") from None
     return text
 
 
@@ -165,7 +167,7 @@ def parse_kind(text: str) -> str:
         BadOptionError: not one of `KINDS`.
     """
     if text.lower() not in KINDS:
-        raise BadOptionError(f"expected one of {', '.join(KINDS)}")
+        raise BadOptionError(f"{_shown(text)} is not one of {', '.join(KINDS)}")
     return text.lower()
 
 
@@ -175,13 +177,13 @@ def parse_role(text: str) -> str:
     Raises:
         BadOptionError: not one of `ROLES`.
     """
-    if text.lower() not in get_args(Role):
-        raise BadOptionError(f"expected one of {', '.join(ROLES)}")
+    if text.lower() not in ROLES:
+        raise BadOptionError(f"{_shown(text)} is not one of {', '.join(ROLES)}")
     return text.lower()
 
 
 _OPTIONS = (
-    _Option("engine_url", DEFAULT_ENGINE_URL, "base URL of the engine", parse_url, "URL"),
+    _Option("engine_url", DEFAULT_ENGINE_URL, "base URL of the engine", parse_engine_url, "URL"),
     _Option("listen", DEFAULT_LISTEN, "address to answer on; port 0 takes any free one", parse_listen, "ADDRESS"),
     _Option("config_file", DEFAULT_CONFIG_FILE, "JSON file of hot settings, read again when it changes", str, "PATH"),
     _Option("engine_kind", "auto", f"{' | '.join(KINDS)}; auto reads it from the page", parse_kind, "KIND"),
@@ -190,7 +192,7 @@ _OPTIONS = (
     _Option("log_hang_pattern", "", "RE2 pattern that replaces the engine's own log signatures", parse_pattern, "RE2"),
     _Option("engine_api_key_file", "", "file that holds the engine's API key, read before each use", str, "PATH"),
     _Option("engine_ca_file", "", "CA certificates for an https engine, read before each use", str, "PATH"),
-    _Option("identity_kv_bootstrap_url", "", "Mooncake bootstrap server of this engine", parse_url, "URL"),
+    _Option("identity_kv_bootstrap_url", "", "Mooncake bootstrap server of this engine", parse_bootstrap_url, "URL"),
     _Option("metrics_path", "", "path of the engine's metrics page, if not the usual one", parse_path, "PATH"),
 )
 VARIABLES: tuple[str, ...] = tuple(option.variable for option in _OPTIONS)
@@ -224,10 +226,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
             given[option.name] = option.check(text)
         except BadOptionError as bad:
             if flag_text.strip():
-                raise StartError(f"enginewatch watch: {option.flag} {_shown(text)}: {bad}", 2) from None
+                raise StartError(f"enginewatch watch: {option.flag}: {bad}", 2) from None
             if option.name == "listen":
-                raise StartError(f"enginewatch watch: LISTEN={_shown(text)}: {bad}", 1) from None
-            problems.append(Problem(option.variable, ENVIRONMENT, str(bad)))
+                raise StartError(f"enginewatch watch: LISTEN: {bad}", 1) from None
+            problems.append(Problem(option.variable, ENVIRONMENT, str(bad)[:_REASON_CHARS]))
             given[option.name] = None if option.name == "engine_url" else option.default
     return Options(**given, problems=tuple(problems))  # type: ignore[arg-type]
 

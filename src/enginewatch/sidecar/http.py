@@ -1,0 +1,256 @@
+"""The sidecar's HTTP answers. Each comes from memory; none waits for the engine.
+
+Whoever can reach the port must not be able to keep the kubelet from its answer: small limits on what a request may be,
+few connections, and when there are too many the longest idle one goes, so that a newcomer is always served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from enginewatch.sidecar.board import Board
+from enginewatch.sidecar.history import History
+from enginewatch.sidecar.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
+from enginewatch.sidecar.metrics import Metrics
+
+MAX_CONNECTIONS = 128
+KEEPALIVE_SEC = 75.0
+"""Longer than the usual scrape interval of 60 s, so that Prometheus keeps its connection."""
+FIRST_REQUEST_SEC = 10.0
+"""How long a connection may take over its first request."""
+DRAIN_SEC = 10.0
+"""How long a client may leave an answer unread."""
+_BACKLOG = 100
+_SWEEP_SEC = 2.0
+
+_TEXT = "text/plain"
+_JSON = "application/json"
+
+INDEX = """\
+enginewatch
+
+/healthz   200 "ok: REASON" or 503 "hung: REASON"; ?verbose for the whole verdict
+/engine    which engine process this is
+/verdict   the verdict with its witnesses, cores and settings
+/history   recent events, verdicts and evidence, JSON Lines
+/metrics   for Prometheus
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status, body and content type of one answer."""
+
+    status: int
+    body: bytes
+    content_type: str = _TEXT
+
+
+class Pages:
+    """Path -> answer.
+
+    Args:
+        board: the sidecar's standing.
+        history: the recent past.
+        metrics: the sidecar's own metrics.
+        on_error: told about an exception that was survived.
+    """
+
+    def __init__(
+        self, board: Board, history: History, metrics: Metrics, on_error: Callable[[str, Exception], None]
+    ) -> None:
+        self._board = board
+        self._history = history
+        self._metrics = metrics
+        self._on_error = on_error
+        self._pages: dict[str, Callable[[bool], Answer]] = {
+            "/": lambda _: Answer(200, INDEX.encode()),
+            "/healthz": self._healthz,
+            "/engine": lambda _: self._engine(),
+            "/verdict": lambda _: Answer(200, _encode(board.verdict_body()), _JSON),
+            "/history": lambda _: Answer(200, history.lines(), "application/jsonl"),
+            "/metrics": lambda _: Answer(200, metrics.render(), METRICS_CONTENT_TYPE),
+        }
+
+    def answer(self, method: str, path: str, *, verbose: bool) -> Answer:
+        """The answer to one request. Never raises: a fault in `/healthz` fails open, elsewhere it is a 500."""
+        page = self._pages.get(path)
+        if page is None:
+            return Answer(404, b"There is no such path here; GET / lists the ones there are.\n")
+        if method not in ("GET", "HEAD"):
+            return Answer(405, b"Only GET and HEAD are answered here.\n")
+        try:
+            return page(verbose)
+        except Exception as error:
+            self._on_error("http", error)
+            if path == "/healthz":
+                status, text = self._board.health()
+                return Answer(status, text.encode("utf-8", "replace"))
+            return Answer(500, b"This answer could not be put together; the sidecar's log says why.\n")
+
+    def _healthz(self, verbose: bool) -> Answer:
+        status, text = self._board.health()
+        if verbose:
+            return Answer(status, _encode(self._board.verdict_body()), _JSON)
+        return Answer(status, text.encode("utf-8", "replace"))
+
+    def _engine(self) -> Answer:
+        body = self._board.engine()
+        if body is None:
+            return Answer(503, _encode({"error": "the engine has not been identified yet"}), _JSON)
+        return Answer(200, _encode(body), _JSON)
+
+
+class HttpServer:
+    """Serves `Pages` on a socket that is already bound."""
+
+    def __init__(self, pages: Pages, sock: socket.socket) -> None:
+        self._pages = pages
+        self._socket = sock
+        self._gates: dict[int, _Gate] = {}
+        self._web: web.Server | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to answer."""
+        # aiohttp would log what clients send, and tracebacks, through the logging module's last resort.
+        logging.getLogger("aiohttp").setLevel(logging.CRITICAL + 1)
+        self._web = web.Server(
+            self._handle,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_SEC,
+            lingering_time=0,
+            max_line_size=2048,
+            max_field_size=4096,
+            max_headers=32,
+            read_bufsize=4096,
+            auto_decompress=False,
+        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._gate, sock=self._socket, backlog=_BACKLOG)
+        self._sweeper = loop.create_task(self._sweep_forever())
+
+    async def stop(self) -> None:
+        """Stops at once; whoever is in the middle of a request loses it."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._server is not None:
+            self._server.close()
+        if self._web is not None:
+            self._web.pre_shutdown()
+        await asyncio.sleep(0)
+        for gate in list(self._gates.values()):
+            gate.abort()
+        await asyncio.sleep(0)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._gates)
+
+    def _gate(self) -> _Gate:
+        assert self._web is not None
+        return _Gate(self._gates, self._web())
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        gate = self._gates.get(id(request.transport))
+        if gate is not None:
+            gate.requested()
+        verbose = "verbose" in request.rel_url.raw_query_string.split("&")
+        try:
+            verbose = verbose or "verbose" in request.query
+        except ValueError:
+            pass
+        answer = self._pages.answer(request.method, request.path, verbose=verbose)
+        headers = {"Content-Type": _with_charset(answer.content_type), "Cache-Control": "no-store"}
+        if answer.status == 405:
+            headers["Allow"] = "GET, HEAD"
+        response = web.Response(status=answer.status, body=answer.body, headers=headers)
+        if request.can_read_body:
+            response.force_close()  # nobody reads it, and what follows would be taken for a request
+        return response
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SEC)
+            for gate in list(self._gates.values()):
+                if gate.is_overdue():
+                    gate.abort()
+
+
+class _Gate(asyncio.Protocol):
+    """Stands between a connection and aiohttp, and shuts out who takes too long or is one too many."""
+
+    def __init__(self, gates: dict[int, _Gate], inner: Any) -> None:
+        self._gates = gates
+        self._inner = inner
+        self._clock = asyncio.get_running_loop().time
+        self._transport: asyncio.Transport | None = None
+        self._active_at = self._clock()
+        self._has_requested = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._gates) >= MAX_CONNECTIONS:
+            # In insertion order, so of equally idle ones the oldest.
+            min(self._gates.values(), key=lambda gate: gate._active_at).abort()
+        self._gates[id(transport)] = self
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._gates.pop(id(self._transport), None)
+            self._transport = None
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        answer: bool | None = self._inner.eof_received()
+        return answer
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def requested(self) -> None:
+        """A whole request came in."""
+        self._has_requested = True
+        self._active_at = self._clock()
+
+    def is_overdue(self) -> bool:
+        """Whether the client has had its time."""
+        transport = self._transport
+        if transport is None:
+            return False
+        idle = self._clock() - self._active_at
+        if not self._has_requested:
+            return idle > FIRST_REQUEST_SEC
+        return idle > KEEPALIVE_SEC or (idle > DRAIN_SEC and transport.get_write_buffer_size() > 0)
+
+    def abort(self) -> None:
+        """Breaks the connection; it counts no longer from now on."""
+        if self._transport is not None:
+            self._gates.pop(id(self._transport), None)
+            self._transport.abort()
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(body)
+
+
+def _with_charset(content_type: str) -> str:
+    return content_type if ";" in content_type or content_type == _JSON else f"{content_type}; charset=utf-8"
