@@ -24,6 +24,9 @@ from typing import Any, Self
 READY_SEC = 300
 """Measured: 46 to 80 s idle, nearly all of it imports; more when the cores are shared."""
 
+ASK_SEC = 20.0
+"""How long the processes may take to end by themselves before they are killed."""
+
 ROLES = {"core": "VLLM::EngineCore", "worker": "VLLM::Worker", "api-server": "VLLM::APIServer"}
 """Process titles as `ps` shows them. With one API server, that one is the process we started itself."""
 
@@ -287,7 +290,7 @@ class VllmProcess:
         for pid in list(self._stopped):
             self.cont(pid)
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + ASK_SEC
         while self._members() and time.monotonic() < deadline:
             self._process.poll()  # reaps it, or it would stay a member for ever
             time.sleep(0.1)
