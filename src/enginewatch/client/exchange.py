@@ -18,6 +18,7 @@ asked, so nothing is known about one, and restarting it would not help.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -37,6 +38,9 @@ from enginewatch.client.credentials import Trust, Unusable, read_key
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Longest body read, on the wire and after decompression."""
 _PIECE_BYTES = 64 * 1024
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_CLOSE_IN_ORDER = struct.pack("ii", 0, 0)
 
 Feed = Callable[[bytes], None]
 
@@ -167,6 +171,7 @@ class Line:
         try:
             async with scope:
                 response = await _send(session, question, url, headers, trust)
+                _linger(sockets, _CLOSE_IN_ORDER)
                 head = _head_of(response)
                 feed = on_head(head)
                 if feed is None:
@@ -275,6 +280,8 @@ def _session(sockets: list[socket.socket]) -> aiohttp.ClientSession:
     def open_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
         family, kind, protocol, _, _ = address
         opened = socket.socket(family=family, type=kind, proto=protocol)
+        # From the start: a connect that is cancelled half-way is closed by others, before `_reset` sees it.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         sockets.append(opened)
         return opened
 
@@ -294,13 +301,17 @@ def _session(sockets: list[socket.socket]) -> aiohttp.ClientSession:
 
 
 def _reset(sockets: list[socket.socket]) -> None:
-    """Break connections so that they leave nothing behind: without the reset, a peer that does not read keeps them."""
+    """Break connections at once. Closing alone would not do: bytes that a frozen peer does not take keep them open."""
+    _linger(sockets, _RESET_ON_CLOSE)
     for opened in sockets:
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with contextlib.suppress(OSError):  # closed already, or never connected
             opened.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # Closed already, or never connected.
+
+
+def _linger(sockets: list[socket.socket], how: bytes) -> None:
+    for opened in sockets:
+        with contextlib.suppress(OSError):  # closed already
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
 
 def _head_of(response: aiohttp.ClientResponse) -> Head:
