@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginewatch.core.answer import MAX_BODY_BYTES, MAX_STREAM_LINES, AnswerJudge, Ending, unfinished
+from enginewatch.core.answer import MAX_BODY_BYTES, MAX_PARTS, MAX_STREAM_LINES, AnswerJudge, Ending, unfinished
 from enginewatch.core.events import Outcome
 from enginewatch.engines.profile import AnswerFormat
 
@@ -381,7 +381,7 @@ def test_no_content_is_no_completion(status: int) -> None:
 
 def test_an_answer_without_end_is_not_kept_and_not_the_engines() -> None:
     judge = AnswerJudge(OPENAI, 200, JSON)
-    for _ in range(64):
+    for _ in range(16):
         assert not judge.settled or judge.finish()[0] is Outcome.MISCONFIGURED
         judge.feed(b" " * 16 * 1024)
     assert judge.settled
@@ -398,6 +398,11 @@ def test_an_answer_just_within_the_limit_is_judged() -> None:
 def test_a_stream_of_endless_lines_is_not_the_engines() -> None:
     body = stream(completion("length")) + b":\n" * MAX_STREAM_LINES
     assert outcome(OPENAI, body, content_type=EVENTS) is Outcome.MISCONFIGURED
+
+
+def test_an_answer_of_countless_parts_is_not_the_engines() -> None:
+    assert outcome(OPENAI, {"choices": [{"finish_reason": "stop"}] * (MAX_PARTS + 1)}) is Outcome.MISCONFIGURED
+    assert outcome(SGLANG, b"[" + b"{}," * 50_000 + b"{}]") is Outcome.MISCONFIGURED
 
 
 # --- a path of the user's own ---------------------------------------------------------------------------------------
