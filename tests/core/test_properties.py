@@ -7,6 +7,7 @@ judgement beyond the event types.
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, given, settings
@@ -38,7 +39,11 @@ from enginewatch.engines import PROFILES
 NOISE = 1e-6
 """What adding floating-point seconds may cost."""
 FAILED = {Outcome.TIMEOUT, Outcome.FROZEN, Outcome.REFUSED, Outcome.ERROR_ANSWER}
-slow = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "150")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 # --- histories ------------------------------------------------------------------------------------------------------
@@ -189,6 +194,109 @@ def test_no_hang_verdict_without_the_evidence_the_rule_demands(how: Settings, li
         usable = how.active_probe_enabled and not (since and since[-1][2] not in FAILED)
         busy = pages[-1].samples[f'vllm:num_requests_running{{engine="{core}",model_name="m"}}'] > 0
         assert by_canaries or (not usable and busy), (t, core, failures, since)
+
+
+# --- no false kill while everything around the engine is disturbed -------------------------------------------------
+
+OUTAGES = ("timeout", "reset", "truncated", "http_500", "http_503", "refused")
+DISTURBANCES = (
+    *OUTAGES,
+    *("malformed", "http_404", "paused", "hidden", "every other page hidden"),
+    *("gap", "reset counters", "replaced", "replaced after refusal", "log line"),
+)
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that happens around the engine from `at` on, for `seconds`."""
+
+    kind: str
+    at: float
+    seconds: float
+
+
+disturbances = st.lists(
+    st.builds(Disturbance, st.sampled_from(DISTURBANCES), st.floats(0, 300).map(round), st.floats(0.5, 40)), max_size=6
+)
+
+
+def disturb(shell: VirtualShell, one: Disturbance, *, longest: float) -> None:
+    engine, kind, end = shell.engine, one.kind, one.at + min(one.seconds, longest)
+    leg = "vllm:generation_tokens_total"
+
+    def begin(engine: ScriptedEngine) -> None:
+        if kind in (*OUTAGES, "malformed", "http_404"):
+            engine.failure = kind
+        elif kind == "paused":
+            engine.flags = Flags.PAUSED
+        elif kind == "hidden":
+            engine.hide = lambda series: series.startswith(leg)
+        elif kind == "every other page hidden":
+            pages = itertools.count()
+            engine.hide = lambda series: series.startswith(leg) and next(pages) % 2 == 0
+        elif kind == "gap":
+            shell.freeze(one.seconds * 10)
+        elif kind == "reset counters":
+            _zero(engine)
+        elif kind.startswith("replaced"):
+            _zero(engine)
+            engine.start_time = (engine.start_time or 0) + 1
+            engine.failure = "refused" if kind == "replaced after refusal" else engine.failure
+        elif kind == "log line":
+            engine.log_hits += 1
+
+    def finish(engine: ScriptedEngine) -> None:
+        engine.failure = None
+        engine.flags = Flags.CLEAR
+        engine.hide = lambda series: False
+
+    engine.at(one.at, begin).at(end, finish)
+
+
+def _zero(engine: ScriptedEngine) -> None:
+    for core in engine.cores.values():
+        core.tokens = 0.0
+
+
+@slow
+@given(judged_by(), healthy_life, disturbances)
+def test_no_disturbance_makes_a_working_engine_hung(
+    how: Settings, life: list[Segment], around: list[Disturbance]
+) -> None:
+    # Without canaries there is nothing to tell a short outage from a long one by but its length: it stays below it.
+    engine = ScriptedEngine()
+    end = live(engine, "0", [s for s in life if s.kind not in ("prefill", "losing canaries")])
+    shell = VirtualShell(engine, how)
+    for one in around:
+        disturb(shell, one, longest=how.stall_sec)
+    shell.run(end + 1)
+    assert shell.acted() == [], (shell.timeline[-3:], shell.states)
+
+
+@slow
+@given(judged_by(), st.lists(st.builds(Segment, st.sampled_from(HEALTHY), seconds), max_size=4), disturbances)
+def test_a_hang_is_declared_however_the_pages_flap(
+    how: Settings, life: list[Segment], around: list[Disturbance]
+) -> None:
+    engine = ScriptedEngine()
+    onset = live(engine, "0", life)
+
+    def hang(engine: ScriptedEngine) -> None:
+        engine.cores["0"] = ScriptedCore(tokens=engine.cores["0"].tokens, kv=engine.cores["0"].kv, hung=True, running=3)
+        pages = itertools.count()
+        engine.failure = None
+        engine.flags = Flags.SILENT
+        engine.hide = lambda series: series.startswith("vllm:generation") and next(pages) % 2 == 0
+
+    engine.at(onset, hang)
+    rounds = how.active_probe_min_failures + 2
+    budget = how.stall_sec + 2 * how.poll_interval_sec + rounds * (how.active_probe_timeout_sec + how.poll_interval_sec)
+    shell = VirtualShell(engine, how)
+    for one in around:
+        if one.at + 40 < onset:
+            disturb(shell, one, longest=how.stall_sec)
+    shell.run(onset + budget + 1)
+    assert shell.watch.verdict.acting, (shell.watch.verdict, shell.states)
 
 
 # --- no missed hang -------------------------------------------------------------------------------------------------

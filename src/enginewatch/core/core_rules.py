@@ -9,7 +9,7 @@ The rules, in the order in which they are tried:
     - `stall-hang`, active rule: frozen for the threshold, AND enough canaries in a row failed, the first of them begun
       at least threshold - poll ago, AND a page read after the last failure shows no progress.
     - `stall-hang`, passive rule, where no canary is usable (off, saturated, misconfigured, not aimable): frozen for the
-      threshold and for as long as the engine's gauges may be stale, and busy, or with a heartbeat frozen, all that time.
+      threshold and for as long as the engine's gauges may be stale, and all that time busy or with a frozen heartbeat.
       (Busy now is not enough: an engine that was idle for an hour has its first request.)
     - A declared hang holds until the core proves life (`Core.prove`); newer failures and unread pages change nothing.
 """
