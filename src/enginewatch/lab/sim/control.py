@@ -120,7 +120,11 @@ class Control:
             return _refuse("expected 1 <= chunks <= prompt_tokens < the engine's KV capacity")
         if core is not None and core not in {rank.core for rank in self._engine.ranks.all}:
             return _refuse(f"there is no core {core}")
-        self._load.once(prompt, 1, core, {"chunks": chunks, "chunk_sec": seconds / chunks})
+        options = self._engine.options
+        if options.engine == "sglang" and options.role == "decode":
+            return _refuse("a SGLang decode engine does not prefill")
+        peer = "fake" if options.engine == "sglang" and options.role == "prefill" else ""
+        self._load.once(prompt, 1, core, {"chunks": chunks, "chunk_sec": seconds / chunks, "peer": peer})
         await asyncio.sleep(0)
         return web.json_response({"seconds": seconds, "chunks": chunks, "prompt_tokens": prompt})
 

@@ -23,6 +23,9 @@ class EnginePage(Page, Protocol):
     def render(self, accept: str, engine_series: bool) -> tuple[bytes, str]:
         """The page and its content type; without `engine_series` the engine says nothing of itself."""
 
+    gzips: bool
+    """Whether the page is compressed for clients that accept it."""
+
     def reset(self) -> None:
         """All counters from zero in the same process."""
 

@@ -21,12 +21,16 @@ from enginewatch.lab.sim.engine import Engine
 from enginewatch.lab.sim.enginelog import EngineLog
 from enginewatch.lab.sim.lineage import die_with_parent
 from enginewatch.lab.sim.metrics_http import metrics
-from enginewatch.lab.sim.middleware import counting, guarded, spoiled
+from enginewatch.lab.sim.middleware import Routes, counting, guarded, spoiled
 from enginewatch.lab.sim.options import SimOptions
 from enginewatch.lab.sim.ranks import Ranks
+from enginewatch.lab.sim.sglang_http import SglangHttp
+from enginewatch.lab.sim.sglang_page import SglangPage
 from enginewatch.lab.sim.vllm_http import VllmHttp
 from enginewatch.lab.sim.vllm_page import VllmPage
 from enginewatch.lab.sim.wire import encode
+
+FrontPage = VllmPage | SglangPage
 
 _MAX_BODY_BYTES = 64 * 2**20
 _SHUTDOWN_SEC = 0.2
@@ -46,7 +50,7 @@ class FrontEnd:
     async def serve(self) -> int:
         """Load, serve until told to end or a core dies; returns the exit code."""
         options = self._options
-        page = VllmPage(options)
+        page: FrontPage = VllmPage(options) if options.engine == "vllm" else SglangPage(options)
         ranks = Ranks(options, page)
         engine = Engine(options, page, ranks, EngineLog(options.log_file, options.log_format))
         ranks.on_death = self._core_died
@@ -68,8 +72,8 @@ class FrontEnd:
             await runner.cleanup()
             ranks.kill()
 
-    def _app(self, engine: Engine, page: VllmPage) -> web.Application:
-        routes = VllmHttp(engine)
+    def _app(self, engine: Engine, page: FrontPage) -> web.Application:
+        routes: Routes = VllmHttp(engine) if engine.options.engine == "vllm" else SglangHttp(engine)
         app = web.Application(
             middlewares=[counting(page), guarded(engine, routes), spoiled(engine, routes)],
             client_max_size=_MAX_BODY_BYTES,

@@ -70,7 +70,10 @@ class Load:
                     return
 
     async def _request(self, prompt: int, max_tokens: int, core: str | None, fields_: dict[str, Any]) -> None:
-        peer = "peer" if self._engine.options.role != "agg" and self._engine.options.engine == "sglang" else ""
+        # A vLLM prefill does its part alone; the other sides of a pair wait for their partner.
+        options = self._engine.options
+        alone = options.role == "agg" or (options.engine == "vllm" and options.role == "prefill")
+        peer = "" if alone else "peer"
         try:
             with self._engine.ranks.open(prompt, max_tokens, core=core, fields={"peer": peer, **fields_}) as stream:
                 await self._engine.run(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 from aiohttp import web
 
@@ -39,4 +40,8 @@ async def metrics(engine: Engine, request: web.Request) -> web.StreamResponse:
         return await spoil.drip(request, page, content_type, faults.metrics_rate)
     if kind in ("huge", "huge-own"):
         page = spoil.padded(page, faults.metrics_bytes, own=kind == "huge-own")
-    return web.Response(body=page, headers={"Content-Type": content_type})
+    headers = {"Content-Type": content_type}
+    if engine.page.gzips and "gzip" in request.headers.get("Accept-Encoding", ""):
+        page = gzip.compress(page)
+        headers["Content-Encoding"] = "gzip"
+    return web.Response(body=page, headers=headers)

@@ -19,6 +19,11 @@ class Routes(Protocol):
     """What the middleware asks the engine's routes."""
 
     generation_paths: frozenset[str]
+    queue_full_text: str
+    """What a 503 says when the queue is full."""
+
+    def add_routes(self, app: web.Application) -> None:
+        """Register the engine's routes."""
 
     def needs_key(self, path: str) -> bool:
         """Whether the API key guards a path."""
@@ -119,7 +124,7 @@ async def _spoil(request: web.Request, kind: str, engine: Engine, routes: Routes
         return spoil.html()
     if kind == "queue-full":
         engine.page.rejected()
-        return spoil.status(503, "The request queue is full.")
+        return spoil.status(503, routes.queue_full_text)
     if kind.isdigit():
         if kind == "429":
             engine.page.rejected()

@@ -25,8 +25,8 @@ class SimOptions:
         role: agg, or one side of a disaggregated pair.
         dp: data-parallel cores, one rank process each.
         model: served model name.
-        api_servers: more than 1 means the page of a multiprocess registry: no process_* and no *_created series.
-            One front-end process answers all the same.
+        api_servers: vLLM API servers; 0 = the engine's default, as many as cores. More than 1 means the page of a
+            multiprocess registry: no process_* and no *_created series. One front-end process answers all the same.
         load_sec: model load; until it is over the port refuses connections.
         step_ms: milliseconds of one scheduler step.
         api_key: when set, what `Authorization: Bearer` must carry.
@@ -55,7 +55,7 @@ class SimOptions:
     role: Role = "agg"
     dp: int = 1
     model: str = "simulated-model"
-    api_servers: int = 1
+    api_servers: int = 0
     load_sec: float = 0.0
     step_ms: float = 25.0
     api_key: str = ""
@@ -93,10 +93,10 @@ class SimOptions:
             return f"port is {self.port}, expected 0 (any free port) to 65535"
         if not 1 <= self.dp <= 256:
             return f"dp is {self.dp}, expected 1 to 256 cores"
-        for name in ("api_servers", "max_running", "block_size", "kv_tokens"):
+        for name in ("max_running", "block_size", "kv_tokens"):
             if getattr(self, name) < 1:
                 return f"{name.replace('_', '-')} is {getattr(self, name)}, expected at least 1"
-        for name in ("load_sec", "step_ms", "core_death_exit_sec", "transfer_sec", "max_batched_tokens"):
+        for name in ("api_servers", "load_sec", "step_ms", "core_death_exit_sec", "transfer_sec", "max_batched_tokens"):
             if getattr(self, name) < 0:
                 return f"{name.replace('_', '-')} is {getattr(self, name)}, expected 0 or more"
         return None
@@ -110,6 +110,11 @@ class SimOptions:
     def token_budget(self) -> int:
         """Tokens of one step, or of one prefill chunk: the engines' own defaults unless given."""
         return self.max_batched_tokens or {"vllm": 2048, "sglang": 8192}[self.engine]
+
+    @property
+    def multiprocess(self) -> bool:
+        """Whether the metrics registry is one of several API processes."""
+        return (self.api_servers or self.dp) > 1
 
     @property
     def stale_sec(self) -> float:

@@ -55,6 +55,10 @@ class Families:
         gauge = self._gauges[name]
         (gauge.labels(**labels) if labels else gauge).set(value)
 
+    def add_to_gauge(self, name: str, amount: float, **labels: str) -> None:
+        """Raise or lower a gauge that counts what is open."""
+        self._gauges[name].labels(**labels).inc(amount)
+
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Put a value into a histogram or a summary."""
         if name in self._histograms:

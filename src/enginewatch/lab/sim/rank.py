@@ -16,16 +16,19 @@ import time
 import setproctitle
 
 from enginewatch.lab.sim.lineage import die_with_parent
+from enginewatch.lab.sim.sglang_core import SglangCore
 from enginewatch.lab.sim.vllm_core import VllmCore
 from enginewatch.lab.sim.wire import Inbox, Message, encode
 
+Core = VllmCore | SglangCore
 
-def make_core(config: Message) -> VllmCore:
+
+def make_core(config: Message) -> Core:
     """The scheduler of the engine named in `config`."""
-    return VllmCore(config)
+    return VllmCore(config) if config["engine"] == "vllm" else SglangCore(config)
 
 
-def loop(core: VllmCore, sock: socket.socket) -> None:
+def loop(core: Core, sock: socket.socket) -> None:
     """Run the scheduler until the front end goes."""
     inbox = Inbox(sock)
     rest_sec: float | None = 0.0
@@ -40,8 +43,10 @@ def loop(core: VllmCore, sock: socket.socket) -> None:
         else:
             time.sleep(forward_sec)  # the forward pass: the loop is deaf meanwhile, as the real ones are
             told = core.complete(time.monotonic())
+            told["forward_sec"] = forward_sec
             rest_sec = 0.0
         if told is not None:
+            told["cpu_sec"] = time.process_time()
             sock.sendall(encode(told))
 
 

@@ -59,6 +59,9 @@ class Stream:
 class Page(Protocol):
     """What counts: an engine's metrics page."""
 
+    def on_ready(self, core: str, pid: int) -> None:
+        """A rank's process started."""
+
     def on_step(self, core: str, message: dict[str, Any]) -> None:
         """A rank reported a step."""
 
@@ -99,8 +102,10 @@ class Ranks:
         self._tasks: list[asyncio.Task[None]] = []
         self.dead = False
         self.on_death: Callable[[str], None] = lambda core: None
-        self.heard_at = 0.0
-        """Monotonic time of the last message of any rank."""
+        self.output_at = 0.0
+        """Monotonic time at which any rank last produced output for any request."""
+        self.loop_at: dict[str, float] = {}
+        """Wall time of each core's last message: when its loop last said anything."""
         self.all = [Rank(str(core), rank_title(options, core)) for core in range(options.dp)]
 
     # --- processes --------------------------------------------------------------------------------------------------
@@ -151,6 +156,7 @@ class Ranks:
                 message = json.loads(line)
                 if message["op"] == "ready":
                     rank.alive = True
+                    self._page.on_ready(rank.core, rank.pid)
                     ready.set_result(None)
                     continue
                 self._hear(rank, message)
@@ -247,13 +253,15 @@ class Ranks:
     # --- what the ranks say -----------------------------------------------------------------------------------------
 
     def _hear(self, rank: Rank, message: dict[str, Any]) -> None:
-        self.heard_at = time.monotonic()
+        self.loop_at[rank.core] = time.time()
         if message["op"] == "reply":
             future = self._calls.pop(message["call"], None)
             if future is not None and not future.done():
                 future.set_result(message["value"])
             return
         self._page.on_step(rank.core, message)
+        if message["outputs"]:
+            self.output_at = time.monotonic()
         for output in message["outputs"]:
             stream = rank.streams.get(output["id"])
             if stream is None:

@@ -77,11 +77,11 @@ async def drip(request: web.Request, page: bytes, content_type: str, rate: float
 def padded(page: bytes, size: int, *, own: bool) -> bytes:
     """The page behind so much padding that it has exactly `size` bytes.
 
-    The padding comes first, so that a reader that stops early sees nothing of the page proper. `own` repeats the
-    page's last counter under ever new label values, otherwise the names are foreign.
+    The padding comes first, so that a reader that stops early sees nothing of the page proper. `own` repeats a counter
+    that every watcher of the engine wants, under ever new cores; otherwise the names are foreign.
     """
-    names = re.findall(rb"(?m)^(\w+:\w+_total)\{", page) if own else []
-    name = names[-1] if names else b"foreign:series_total"
+    engine = b"sglang" if b"\nsglang:" in page else b"vllm"
+    name = engine + b":generation_tokens_total" if own else b"foreign:series_total"
     missing = size - len(page)
     lines: list[bytes] = []
     number = 0
@@ -101,7 +101,8 @@ def padded(page: bytes, size: int, *, own: bool) -> bytes:
 
 
 def without(page: bytes, names: list[str]) -> bytes:
-    """The page without the series and comments of the named samples."""
+    """The page without the series and comments of the named samples or families."""
     dropped = "|".join(re.escape(name) for name in names)
-    pattern = rb"(?m)^(?:# (?:HELP|TYPE) )?(?:%s)(?=[{ ]).*\n" % dropped.encode()
+    endings = rb"(?:_total|_created|_bucket|_count|_sum)?"
+    pattern = rb"(?m)^(?:# (?:HELP|TYPE) )?(?:%s)%s(?=[{ ]).*\n" % (dropped.encode(), endings)
     return re.sub(pattern, b"", page)

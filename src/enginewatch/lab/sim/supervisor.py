@@ -151,7 +151,8 @@ class Supervisor:
 
     def _announce(self, ranks: list[dict[str, Any]]) -> None:
         assert self._front is not None
-        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._options.host, self._options.host)
+        host = f"[{host}]" if ":" in host else host
         told = {
             "url": f"http://{host}:{self._port}",
             "port": self._port,

@@ -23,6 +23,7 @@ class VllmHttp:
     """The routes of one server."""
 
     generation_paths = frozenset({"/v1/completions", "/v1/chat/completions"})
+    queue_full_text = "The engine is currently busy and takes no new request: its queue is full."
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -221,6 +221,8 @@ class VllmPage:
     With several API servers the registry is a multiprocess one: no process_*, no python_*, no *_created.
     """
 
+    gzips = False
+
     def __init__(self, options: SimOptions) -> None:
         self._options = options
         self.reset()
@@ -228,7 +230,7 @@ class VllmPage:
     def reset(self) -> None:
         """All counters from zero with a new birth date, in the same process: what rebuilding the stat logger does."""
         options = self._options
-        single = options.api_servers == 1
+        single = not options.multiprocess
         if single:
             prometheus_client.enable_created_metrics()  # type: ignore[no-untyped-call]
         else:
@@ -289,6 +291,9 @@ class VllmPage:
     ) -> None:
         """A response has ended."""
         self._http_page.ended(route, method, status, seconds, request_bytes, response_bytes)
+
+    def on_ready(self, core: str, pid: int) -> None:
+        """A core's process started. Its series have existed since the page was made."""
 
     def on_step(self, core: str, message: dict[str, Any]) -> None:
         """A core completed a step: gauges always, counters as far as it produced output."""
