@@ -14,7 +14,11 @@ What is dropped, line by line:
 What makes the whole body "not metrics":
     a beginning that is JSON, HTML or binary, a NUL byte anywhere, no line that could be a comment or a sample, more
     than the caps allow. An empty body and a page of comments are metrics: an empty registry answers so, for example
-    SGLang before its first request.
+    SGLang before its first request. A body that begins with a brace is taken for JSON; no exporter begins with a
+    sample whose name is quoted, a TYPE line comes first.
+What a hostile page may cost:
+    each byte is looked at once or twice, an unfinished line is held only while it may become a wanted one and is
+    shorter than MAX_LINE_BYTES, and what is kept is bounded by the caps, in the cache too. bench/page.py measures it.
 """
 
 from __future__ import annotations
@@ -114,7 +118,6 @@ class PageReader:
         self._pending: list[bytes] = []  # the unfinished last line, if it may still become a wanted one
         self._pending_bytes = 0
         self._skipping = False  # the unfinished last line is of no interest, nothing of it is held
-        self._bytes = 0
         self._lines = 0
         self._kept_bytes = 0
         self._begun = False
@@ -127,8 +130,7 @@ class PageReader:
         Raises:
             NotMetrics: the body cannot be a metrics page, whatever follows.
         """
-        self._bytes += len(chunk)
-        if self._bytes > self._max_bytes:
+        if self._offset + len(chunk) > self._max_bytes:
             raise NotMetrics(f"more than {self._max_bytes} bytes")
         if b"\0" in chunk:
             raise NotMetrics("binary data, not a metrics page")
