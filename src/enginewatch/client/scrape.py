@@ -45,6 +45,7 @@ class Page:
         redirected_to: path of the page the engine redirected to, within its origin.
         status: of the last answer, None without one.
         content_type: of the last answer.
+        fault: what was wrong with the exchange, where that is why there is no page.
     """
 
     result: dict[str, float] | ScrapeFailure
@@ -53,6 +54,7 @@ class Page:
     redirected_to: str | None
     status: int | None
     content_type: str
+    fault: Fault | None
 
 
 async def read_page(
@@ -64,6 +66,7 @@ async def read_page(
     until = began + timeout_sec
     taker = _Taker(PageReader(names, cache=cache))
     redirected_to: str | None = None
+    fault: Fault | None = None
     result: dict[str, float] | ScrapeFailure
     try:
         head = await line.ask(Question(path, headers=_HEADERS), until=until, on_head=taker.begin)
@@ -76,7 +79,8 @@ async def read_page(
     except NotMetrics as problem:
         result = ScrapeFailure("malformed", problem.reason)
     except Trouble as trouble:
-        result = ScrapeFailure(_WORDS[trouble.fault], trouble.detail)
+        fault = trouble.fault
+        result = ScrapeFailure(_WORDS[fault], trouble.detail)
     return Page(
         result=result,
         duration_sec=loop.time() - began,
@@ -84,6 +88,7 @@ async def read_page(
         redirected_to=redirected_to,
         status=taker.head.status if taker.head else None,
         content_type=taker.head.content_type if taker.head else "",
+        fault=fault,
     )
 
 

@@ -1,0 +1,76 @@
+"""A diagnosis as plain text: what was found, then what it means."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from enginewatch.client.diagnosis import Diagnosis, Finding, FoundCanary, FoundCore
+
+_MARKS = {"ok": "ok", "warning": "WARNING", "unknown": "UNKNOWN", "critical": "CRITICAL"}
+_MARK_WIDTH = 10
+_NAME_WIDTH = 10
+
+
+def render_text(diagnosis: Diagnosis, *, width: int = 100) -> str:
+    """Plain text, no colours, lines of at most `width` characters where words allow it."""
+    lines = [f"enginewatch doctor {diagnosis.url}", ""]
+    lines += [f"{name:<{_NAME_WIDTH}} {text}" for name, text in _facts(diagnosis)]
+    lines.append("")
+    for finding in diagnosis.findings:
+        lines += _finding(finding, width)
+    lines += ["", f"{_MARKS[diagnosis.level]} (exit code {diagnosis.exit_code})"]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    model = f", model {diagnosis.model}" if diagnosis.model else ""
+    yield "engine", f"{diagnosis.engine_title}, version {diagnosis.version or 'not told'}{model}"
+    yield "role", f"{diagnosis.role} ({_ROLE_FROM[diagnosis.role_from]})"
+    page = diagnosis.page
+    if page.failure is None:
+        yield "page", f"{page.path}, {page.size_bytes} bytes, {page.duration_sec * 1000:.0f} ms"
+    else:
+        yield "page", f"{page.path}, {page.failure}: {page.detail}"
+    if diagnosis.identity is not None:
+        started = f", started at {diagnosis.identity.started_at}" if diagnosis.identity.started_at else ""
+        yield "identity", f"{diagnosis.identity.source}{started}"
+    if diagnosis.pause is not None:
+        yield "pause", diagnosis.pause
+    if diagnosis.canary is not None:
+        yield "canary", _canary(diagnosis.canary)
+    for core in diagnosis.cores:
+        yield from _core(core)
+
+
+_ROLE_FROM = {"given": "as given", "engine": "as the engine says", "default": "assumed"}
+
+
+def _core(core: FoundCore) -> Iterator[tuple[str, str]]:
+    load = ", ".join(
+        f"{name} {value:g}"
+        for name, value in (("running", core.running), ("waiting", core.waiting), *core.queues.items())
+        if value is not None
+    )
+    heartbeat = ", heartbeat" if core.heartbeat else ""
+    yield f"core {core.name}", f"{load or 'says nothing of its load'}{heartbeat}"
+    for leg in core.legs:
+        yield "", f"  leg {leg.name} {leg.value:.12g} ({leg.kind}, {leg.grain}){', moved' if leg.moved else ''}"
+    if core.missing_legs:
+        yield "", f"  not on the page: {', '.join(core.missing_legs)}"
+    if core.canary is not None:
+        yield "", f"  canary {_canary(core.canary)}"
+
+
+def _canary(canary: FoundCanary) -> str:
+    return f"{canary.outcome} in {canary.duration_sec * 1000:.0f} ms: {canary.detail}"
+
+
+def _finding(finding: Finding, width: int) -> Iterator[str]:
+    indent = " " * _MARK_WIDTH
+    mark = f"{_MARKS[finding.level]:<{_MARK_WIDTH}}"
+    yield from textwrap.wrap(mark + finding.what, width, subsequent_indent=indent, break_long_words=False)
+    if finding.fix:
+        yield from textwrap.wrap(
+            f"{indent}-> {finding.fix}", width, subsequent_indent=indent + "   ", break_long_words=False
+        )

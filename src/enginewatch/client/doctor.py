@@ -1,0 +1,267 @@
+"""The diagnosis behind `enginewatch doctor`: one look at a running engine from outside.
+
+Two metrics pages with the canary between them: so it can be told which legs exist and which of them really move. The
+pages are read by the ledger that the sidecar judges with; what doctor shows is what the sidecar would see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Literal
+
+from enginewatch.client.describe import Description, role_on_page
+from enginewatch.client.diagnosis import (
+    EXIT_CODES,
+    Diagnosis,
+    Finding,
+    FoundCanary,
+    FoundCore,
+    FoundIdentity,
+    FoundLeg,
+    FoundPage,
+    to_json,
+    worst,
+)
+from enginewatch.client.diagnosis_text import render_text
+from enginewatch.client.exchange import Fault
+from enginewatch.client.findings import findings_of
+from enginewatch.client.scrape import Page, ScrapeFailure
+from enginewatch.client.target import EngineClient, Target
+from enginewatch.core.events import Flags
+from enginewatch.core.progress import Ledger
+from enginewatch.core.request import canary_request
+from enginewatch.core.settings import Settings
+from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
+from enginewatch.engines.profile import Profile, Role
+
+__all__ = ["Diagnosis", "Finding", "diagnose", "render_text", "to_json"]
+
+DESCRIBE_TIMEOUT_SEC = 2.0
+FLAGS_TIMEOUT_SEC = 1.0
+SETTLE_SEC = (0.0, 0.3, 1.0)
+"""Waits before each look for legs that moved: some engines publish a moment after they answer."""
+CANARIES_AT_ONCE = 8
+
+
+async def diagnose(
+    target: Target, *, kind: str = "auto", role: Role | None = None, settings: Settings | None = None
+) -> Diagnosis:
+    """Look at an engine once and say what a sidecar would have to go by. Takes seconds where the engine hangs.
+
+    Args:
+        target: where it is.
+        kind: `auto`, or a kind of `engines.PROFILES`.
+        role: the worker's role; None = what the engine says, else `agg`.
+        settings: what a sidecar would run with: timeouts, and an operator's own canary.
+
+    Raises:
+        ValueError: there is no profile of that kind.
+    """
+    if kind != "auto" and kind not in PROFILES:
+        raise ValueError(f"there is no engine kind {kind!r}: use auto, {', '.join(PROFILES)}")
+    client = EngineClient(target)
+    try:
+        return await _Examination(client, PROFILES.get(kind), role, settings or Settings()).run()
+    finally:
+        await client.close()
+
+
+class _Examination:
+    """One examination of one engine; each step notes what it found."""
+
+    def __init__(self, client: EngineClient, given: Profile | None, role: Role | None, settings: Settings) -> None:
+        self._client = client
+        self._given = given
+        self._given_role = role
+        self._settings = settings
+        self._clock = asyncio.get_running_loop().time
+
+    async def run(self) -> Diagnosis:
+        path = (self._given or UNKNOWN).metrics_path
+        page = await self._read(path)
+        samples = page.result if isinstance(page.result, dict) else {}
+        answers = page.fault not in (Fault.SETUP, Fault.REFUSED)
+        on_page = recognise(series.partition("{")[0] for series in samples)
+        said = await self._describe(self._given or on_page) if answers else Description()
+        profile, told_by = self._profile(on_page, said)
+        role, role_from = self._role(samples, said)
+        ledger = Ledger(profile)
+        first = ledger.take(samples, self._clock(), self._clock(), 1, recheck=False)
+        found = Diagnosis(
+            url=self._client.target.url,
+            engine=profile.kind,
+            engine_title=profile.title,
+            engine_from=told_by,
+            version=said.version,
+            model=said.model,
+            role=role,
+            role_from=role_from,
+            page=_found_page(page, self._client.target.metrics_path or path),
+            core_label=profile.core_label,
+            can_aim=self._can_aim(profile, role, said.version),
+            cores=(),
+            canary=None,
+            pause=None,
+            identity=_identity(first.start_time) if samples else None,
+            log_signatures=profile.log_signatures,
+            key_problem=self._client.line.key_problem(),
+        )
+        if answers:
+            found = await self._look_inside(found, profile, ledger, path, resting=first.resting)
+        findings = findings_of(found, profile, self._settings)
+        level = worst(findings)
+        return replace(found, findings=findings, level=level, exit_code=EXIT_CODES[level])
+
+    async def _look_inside(
+        self, found: Diagnosis, profile: Profile, ledger: Ledger, path: str, *, resting: str | None
+    ) -> Diagnosis:
+        """Flags, canaries, and the page after them."""
+        endpoints = profile.flags_for(found.version)
+        flags = await self._client.read_flags(endpoints, timeout_sec=FLAGS_TIMEOUT_SEC)
+        pause = resting or flags.value
+        cores = sorted(ledger.cores, key=_by_rank)
+        aimed: dict[str, FoundCanary] = {}
+        canary: FoundCanary | None = None
+        if pause not in (Flags.PAUSED, Flags.SLEEPING):
+            if len(cores) > 1 and found.can_aim:
+                aimed = await self._canaries(profile, found, cores)
+            else:
+                canary = await self._canary(profile, found, core=None, cores=cores)
+        begun = self._clock()
+        await self._look_again(ledger, path)
+        return replace(
+            found,
+            pause=pause,
+            canary=canary,
+            cores=tuple(
+                replace(_found_core(ledger, name, begun), canary=aimed.get(name))
+                for name in sorted(ledger.cores, key=_by_rank)
+            ),
+        )
+
+    async def _read(self, path: str) -> Page:
+        names = self._given.names() if self._given else ALL_NAMES
+        return await self._client.read_page(names, timeout_sec=self._settings.metrics_timeout_sec, path=path)
+
+    async def _look_again(self, ledger: Ledger, path: str) -> None:
+        """Take in pages until a leg has moved, or long enough."""
+        for poll, wait in enumerate(SETTLE_SEC, start=2):
+            await asyncio.sleep(wait)
+            begun = self._clock()
+            page = await self._read(path)
+            if not isinstance(page.result, dict):
+                return
+            ledger.take(page.result, self._clock(), begun, poll, recheck=False)
+            if all(any(leg.moved_at is not None for leg in core.legs.values()) for core in ledger.cores.values()):
+                return
+
+    async def _describe(self, profile: Profile | None) -> Description:
+        profiles = (profile,) if profile is not None else ()
+        return await self._client.describe(*profiles, timeout_sec=DESCRIBE_TIMEOUT_SEC)
+
+    def _profile(
+        self, on_page: Profile | None, said: Description
+    ) -> tuple[Profile, Literal["given", "page", "answers", "nothing"]]:
+        if self._given is not None:
+            return self._given, "given"
+        if on_page is not None:
+            return on_page, "page"
+        if said.kind is not None:
+            return PROFILES.get(said.kind, UNKNOWN), "answers"
+        return UNKNOWN, "nothing"
+
+    def _role(
+        self, samples: Mapping[str, float], said: Description
+    ) -> tuple[Role, Literal["given", "engine", "default"]]:
+        if self._given_role is not None:
+            return self._given_role, "given"
+        told = said.role or role_on_page(samples)
+        return (told, "engine") if told is not None else ("agg", "default")
+
+    def _can_aim(self, profile: Profile, role: Role, version: str | None) -> bool:
+        request = canary_request(self._settings, profile, role)
+        return request is not None and request.aim_for(version) is not None
+
+    async def _canaries(self, profile: Profile, found: Diagnosis, cores: list[str]) -> dict[str, FoundCanary]:
+        """One canary to each core, a few at a time."""
+        turn = asyncio.Semaphore(CANARIES_AT_ONCE)
+
+        async def ask(core: str) -> FoundCanary | None:
+            async with turn:
+                return await self._canary(profile, found, core=core, cores=cores)
+
+        answers = await asyncio.gather(*(ask(core) for core in cores))
+        return {core: answer for core, answer in zip(cores, answers, strict=True) if answer is not None}
+
+    async def _canary(
+        self, profile: Profile, found: Diagnosis, *, core: str | None, cores: list[str]
+    ) -> FoundCanary | None:
+        request = canary_request(self._settings, profile, found.role)
+        if request is None:
+            return None
+        report = await self._client.canary(
+            request,
+            model=found.model,
+            core=core,
+            cores=cores,
+            aim=request.aim_for(found.version) if core is not None else None,
+            deadline_sec=self._settings.active_probe_timeout_sec,
+            role=found.role,
+        )
+        return FoundCanary(report.outcome.value, report.detail, report.duration_sec, report.aimed)
+
+
+def _found_page(page: Page, path: str) -> FoundPage:
+    failure = page.result if isinstance(page.result, ScrapeFailure) else None
+    return FoundPage(
+        path=path,
+        asked=page.fault is not Fault.SETUP,
+        failure=failure.failure if failure else None,
+        detail=failure.detail if failure else "",
+        status=page.status,
+        content_type=page.content_type,
+        size_bytes=page.size_bytes,
+        duration_sec=page.duration_sec,
+        redirected_to=page.redirected_to,
+    )
+
+
+def _found_core(ledger: Ledger, name: str, begun: float) -> FoundCore:
+    core = ledger.cores[name]
+    legs = tuple(
+        FoundLeg(
+            name=leg.name,
+            kind=leg.kind.value,
+            grain=leg.grain.value,
+            value=core.legs[leg.name].value,
+            moved=core.legs[leg.name].moved_at is not None,
+        )
+        for leg in ledger.profile.legs
+        if leg.name in core.legs
+    )
+    return FoundCore(
+        name=name,
+        legs=legs,
+        missing_legs=tuple(leg.name for leg in ledger.profile.legs if leg.name not in core.legs),
+        running=core.running(ledger.page),
+        waiting=core.waiting(ledger.page, without_deferred=False),
+        queues={queue.name: queue.value for queue in core.queues.values()},
+        heartbeat=core.heartbeat_at is not None,
+    )
+
+
+def _identity(start_time: float | None) -> FoundIdentity:
+    if start_time is None:
+        return FoundIdentity("observed", None)
+    try:
+        started_at = datetime.fromtimestamp(start_time, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return FoundIdentity("observed", None)
+    return FoundIdentity("process_start_time", started_at)
+
+
+def _by_rank(core: str) -> tuple[int, str]:
+    return (int(core) if core.isdecimal() else 1 << 31, core)

@@ -1,0 +1,283 @@
+"""From what was found to what it means and how to fix it. Pure; one function per question, worst news not first but
+in the order in which somebody would look: page, engine, legs, cores, canary, pause, identity, log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from enginewatch.client.diagnosis import Diagnosis, Finding, FoundCanary, FoundCore
+from enginewatch.core.events import Outcome
+from enginewatch.core.settings import Settings
+from enginewatch.engines.profile import Grain, LegKind, Profile
+
+SLOW_PAGE_SEC = 1.0
+LARGE_PAGE_BYTES = 4 * 1024 * 1024
+_NO_ANSWER = (Outcome.TIMEOUT, Outcome.FROZEN)
+_KEY_FIX = "Put the key into a file and name it in ENGINE_API_KEY_FILE."
+
+
+def findings_of(found: Diagnosis, profile: Profile, settings: Settings) -> tuple[Finding, ...]:
+    """All findings about what was found, for an engine of that profile and the settings a sidecar would run with."""
+    parts = (_page, _engine, _role, _legs, _cores, _canaries, _pause, _identity, _log)
+    return tuple(finding for part in parts for finding in part(found, profile, settings))
+
+
+def _page(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    page = found.page
+    if found.key_problem is not None:
+        yield Finding("warning", f"No API key is sent: {found.key_problem}.", "Make the file readable, or mount it.")
+    if not page.asked:
+        yield Finding(
+            "unknown", f"The engine could not be asked: {page.detail}.", "Correct the address, the CA file or the name."
+        )
+    elif page.failure is not None:
+        yield _failed_page(found, profile, settings)
+    else:
+        yield Finding("ok", f"Metrics page: {_bytes(page.size_bytes)} in {_sec(page.duration_sec)}.")
+        if page.duration_sec > SLOW_PAGE_SEC:
+            yield Finding(
+                "warning",
+                f"The metrics page took {_sec(page.duration_sec)}; a sidecar gives up after "
+                f"metrics_timeout_sec ({settings.metrics_timeout_sec:g} s).",
+                "Look for an overloaded front end; raise metrics_timeout_sec if that is normal here.",
+            )
+        if page.size_bytes > LARGE_PAGE_BYTES:
+            yield Finding(
+                "warning",
+                f"The metrics page is {_bytes(page.size_bytes)}; from 8 MiB on it is not read any more.",
+                "Reduce what the engine exports, for example series per adapter.",
+            )
+    if page.redirected_to is not None:
+        yield Finding(
+            "warning",
+            f"{page.path} redirects to {page.redirected_to}, where no API key is sent, at two requests per poll.",
+            f"Set METRICS_PATH={page.redirected_to}",
+        )
+
+
+def _failed_page(found: Diagnosis, profile: Profile, settings: Settings) -> Finding:
+    page = found.page
+    what = f"No metrics page at {page.path}: {page.detail}."
+    alone = "Without it the canary alone decides; "
+    match page.failure:
+        case "refused":
+            return Finding("critical", what, "Start the engine, or give the address on which it listens (ENGINE_URL).")
+        case "timeout":
+            return Finding(
+                "critical",
+                what,
+                "The front end is stopped or overloaded: look at its process; "
+                f"if it is merely slow, raise metrics_timeout_sec ({settings.metrics_timeout_sec:g} s).",
+            )
+        case "reset":
+            return Finding("critical", what, "Look at the engine's log; a TLS port asked without TLS reads so, too.")
+        case "truncated":
+            return Finding("critical", what, "Look for a proxy in between, and at the engine's log.")
+        case "http_401" | "http_403":
+            fix = "Correct the key in ENGINE_API_KEY_FILE." if "not accepted" in page.detail else _KEY_FIX
+            return Finding("warning", what, alone + fix[:1].lower() + fix[1:])
+        case "http_404" | "http_405" | "http_422":
+            return Finding("warning", what, f"{profile.how_to_get_metrics} Is it elsewhere, set METRICS_PATH.")
+        case "malformed":
+            return Finding("warning", what, alone + _page_elsewhere(page.detail))
+        case str(word) if word.startswith("http_5"):
+            return Finding("critical", what, "The engine has failed or is still loading: look at its log.")
+        case _:
+            return Finding("warning", what, alone + "give the engine's own address in ENGINE_URL.")
+
+
+def _page_elsewhere(detail: str) -> str:
+    if detail.startswith("JSON"):
+        return (
+            "TensorRT-LLM has its Prometheus page at /prometheus/metrics, with return_perf_metrics: true "
+            "(METRICS_PATH). Do not scrape its JSON: reading it removes it."
+        )
+    if detail.startswith("HTML"):
+        return "a proxy or another server answers here: give the engine's own address in ENGINE_URL."
+    return "give the path of the Prometheus page in METRICS_PATH."
+
+
+def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if not found.page.asked or found.page.failure == "refused":
+        return
+    if found.engine_from == "nothing":
+        yield Finding("warning", "Nothing tells which engine this is.", "Set ENGINE_KIND to vllm or sglang.")
+    elif found.engine == "unknown":
+        yield Finding("warning", "This is an engine that enginewatch has no profile for.", profile.how_to_get_metrics)
+    else:
+        told = {"given": "as given", "page": "by its metrics page", "answers": "by its answers"}[found.engine_from]
+        yield Finding("ok", f"{found.engine_title} {found.version or 'of an unknown version'}, {told}.")
+
+
+def _role(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if found.role_from == "engine" and found.role != "agg":
+        yield Finding("ok", f"Role {found.role}, as the engine says.", f"Set ENGINE_ROLE={found.role} for its sidecar.")
+
+
+def _legs(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if found.page.failure is not None or not profile.legs:
+        return
+    if not any(core.legs for core in found.cores):
+        yield Finding(
+            "warning",
+            "The page has no progress legs: nothing on it tells work from a hang, the canary alone decides.",
+            profile.how_to_get_metrics,
+        )
+        return
+    step = {leg.name for leg in profile.legs if leg.grain is Grain.STEP and leg.kind is LegKind.COUNTER}
+    for core in found.cores:
+        if not step & {leg.name for leg in core.legs}:
+            yield Finding(
+                "warning",
+                f"Core {core.name} has no counter that moves during work (none of {', '.join(sorted(step))}): "
+                "a long request looks frozen.",
+                "Send a request and look again: some series appear with their first token. Otherwise raise stall_sec.",
+            )
+
+
+def _cores(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if len(found.cores) < 2:
+        return
+    names = ", ".join(core.name for core in found.cores)
+    yield Finding("ok", f"{len(found.cores)} cores by label {found.core_label}: {names}; each is judged by itself.")
+    if not found.can_aim:
+        aims = [aim for canary in profile.canaries.values() for aim in canary.aim]
+        since = ".".join(map(str, min((aim.since for aim in aims), default=())))
+        known = f"version {found.version}" if found.version else "this engine, whose version is not known,"
+        yield Finding(
+            "warning",
+            f"On {known} a canary cannot be aimed at one of several cores: a core that hangs while idle is not seen.",
+            f"{profile.title} from {since} on can be aimed at." if since else "",
+        )
+
+
+def _canaries(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if found.canary is not None:
+        yield _canary_finding(found.canary, found.cores, None, settings)
+    for core in found.cores:
+        if core.canary is not None:
+            yield _canary_finding(core.canary, (core,), core.name, settings)
+
+
+def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str | None, settings: Settings) -> Finding:
+    name = "The canary" if core is None else f"The canary to core {core}"
+    took = _sec(canary.duration_sec)
+    moved = sorted({leg.name for one in cores for leg in one.legs if leg.moved})
+    counted = {leg.name for one in cores for leg in one.legs if leg.moved and leg.kind == LegKind.COUNTER}
+    match Outcome(canary.outcome):
+        case Outcome.OK if any(one.legs for one in cores) and not moved:
+            return Finding(
+                "warning",
+                f"{name} was answered in {took}, and yet no leg moved.",
+                "Either the page is another process's (behind a load balancer, give one engine's own address), or this "
+                "canary never reaches the engine's core (active_probe_path).",
+            )
+        case Outcome.OK if canary.duration_sec > settings.active_probe_timeout_sec / 2:
+            return Finding(
+                "warning",
+                f"{name} took {took} of its {settings.active_probe_timeout_sec:g} s.",
+                "Raise active_probe_timeout_sec, or the canary fails whenever the engine is busier.",
+            )
+        case Outcome.OK:
+            return Finding("ok", f"{name} was answered in {took}; moved: {', '.join(moved) or 'no legs to move'}.")
+        case Outcome.TIMEOUT | Outcome.FROZEN if counted:
+            return Finding(
+                "warning",
+                f"{name} failed ({canary.detail}), but the engine works: {', '.join(sorted(counted))} moved.",
+                "It is busy, not hung. Raise active_probe_timeout_sec if that is normal here.",
+            )
+        case Outcome.TIMEOUT | Outcome.FROZEN:
+            return Finding(
+                "critical",
+                f"{name} failed after {took}: {canary.detail}; no counter moved meanwhile.",
+                "If it stays so, the engine is hung. A first request that still compiles looks the same.",
+            )
+        case Outcome.REFUSED:
+            return Finding("critical", f"{name} failed: {canary.detail}.", "Look at the engine's log: is it exiting?")
+        case Outcome.ERROR_ANSWER:
+            return Finding(
+                "critical",
+                f"{name} was answered with an error: {canary.detail}.",
+                "Look at the engine's log. Such answers count as failures only after a canary has succeeded once.",
+            )
+        case Outcome.SATURATED:
+            return Finding("warning", f"{name} was turned away: {canary.detail}.", "The queue is full: no hang.")
+        case Outcome.MISCONFIGURED:
+            return Finding("warning", f"{name} does not fit: {canary.detail}.", _fix_of_a_misfit(canary.detail))
+
+
+def _fix_of_a_misfit(detail: str) -> str:
+    if "API key" in detail:
+        return "Correct the key in ENGINE_API_KEY_FILE." if "not accepted" in detail else _KEY_FIX
+    if "HTTP 404" in detail or "HTTP 405" in detail:
+        return "Give a path that this engine has in active_probe_path, with active_probe_body."
+    return (
+        "Give a request that this engine accepts in active_probe_path and active_probe_body, or the right ENGINE_ROLE."
+    )
+
+
+def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    match found.pause:
+        case "paused" | "sleeping":
+            yield Finding("warning", f"The engine is {found.pause}: no canary was sent, nothing else can be told now.")
+        case "clear":
+            yield Finding("ok", "The engine says that it is neither paused nor asleep.")
+        case "absent" if found.engine == "vllm":
+            yield Finding(
+                "ok",
+                "No pause endpoints: a pause by /pause cannot be told from a hang.",
+                "Where engines are paused (RL), start vLLM with VLLM_SERVER_DEV_MODE=1 on an address that only the "
+                "sidecar reaches, or use mode: shadow.",
+            )
+        case "absent":
+            yield Finding(
+                "ok", "Nothing tells a pause from a hang on this version.", "Where it is paused: mode: shadow."
+            )
+        case "silent":
+            yield Finding(
+                "unknown" if not _has_proof(found) else "ok", "The pause endpoints gave no answer within a second."
+            )
+
+
+def _has_proof(found: Diagnosis) -> bool:
+    canaries = [found.canary, *(core.canary for core in found.cores)]
+    return any(canary is not None and canary.outcome == Outcome.OK for canary in canaries)
+
+
+def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    identity = found.identity
+    if identity is None:
+        return
+    if identity.source == "process_start_time":
+        yield Finding("ok", f"Identity: the process that started at {identity.started_at}.")
+    elif profile.start_time is not None:
+        yield Finding(
+            "warning",
+            "Identity: only observed. The page has no process_start_time_seconds, as with several API servers: "
+            "a restart is noticed when counters fall or nobody listens.",
+            "Start one API server (--api-server-count 1) where a router depends on the identity.",
+        )
+    else:
+        yield Finding(
+            "ok", "Identity: observed. This engine names no process: a restart shows in counters or a refusal."
+        )
+
+
+def _log(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if found.log_signatures:
+        yield Finding(
+            "ok",
+            f"Its log is a witness: {len(found.log_signatures)} pattern(s) that mean a dead scheduler.",
+            "Set LOG_FILE where the sidecar can read the log.",
+        )
+
+
+def _sec(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _bytes(count: int) -> str:
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1000:.0f} kB" if count < 1_000_000 else f"{count / 1_000_000:.1f} MB"
