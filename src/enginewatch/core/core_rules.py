@@ -11,6 +11,8 @@ The rules, in the order in which they are tried:
     - `stall-hang`, passive rule, where no canary is usable (off, saturated, misconfigured, not aimable): frozen for the
       threshold and for as long as the engine's gauges may be stale, and all that time busy or with a frozen heartbeat.
       (Busy now is not enough: an engine that was idle for an hour has its first request.)
+    - Whatever the rule, a hang is declared on a page begun after its time was up (and after the last failed canary): a
+      verdict must not rest on a picture older than the question.
     - A declared hang holds until the core proves life (`Core.prove`); newer failures and unread pages change nothing.
 """
 
@@ -54,7 +56,7 @@ def judge_core(core: Core, now: Conditions) -> Finding:
         return _grew_after_failure(core)
     if core.counter_poll == poll:
         return _unless_peer_stall(core, now, "growing", f"core {name}: {core.moved_leg} moves")
-    if core.hang == "stall-hang-log" or _hung_by_log(core, now):
+    if core.hang == "stall-hang-log" or _seen_frozen(core, _hung_by_log_from(core, now)):
         core.hang = "stall-hang-log"
         return _say_hung_by_log(core, now)
     if grew_after_failure:
@@ -65,7 +67,11 @@ def judge_core(core: Core, now: Conditions) -> Finding:
         )
     frozen = now.t - core.proof_at
     threshold = core.stall_after_sec(now.settings.stall_sec)
-    if core.hang == "stall-hang" or _hung_by_canaries(core, now) or _hung_passively(core, now, frozen, threshold):
+    if (
+        core.hang == "stall-hang"
+        or _seen_frozen(core, _hung_by_canaries_from(core, now))
+        or _seen_frozen(core, _hung_passively_from(core, now))
+    ):
         core.hang = "stall-hang"
         return _say_hung(core, now, frozen, threshold)
     if run.last_failed:
@@ -88,11 +94,16 @@ def judge_core(core: Core, now: Conditions) -> Finding:
 
 
 def recheck_at(core: Core, now: Conditions) -> float | None:
-    """When a fresh page would complete the active rule of this core, if only time is missing and not a whole poll."""
-    if core.hang is not None or core.run.failures < now.settings.active_probe_min_failures:
+    """When a fresh page would complete a rule for this core, if only time is missing and not a whole poll.
+
+    Not with canaries off: without them no core is to notice what happens to another, and the poll does as well.
+    """
+    if core.hang is not None or core.counter_poll == now.poll or not now.canaries_on:
         return None
-    ready = _ready_at(core, now)
-    return ready if 0 < ready - now.t < now.settings.poll_interval_sec else None
+    soon = now.settings.poll_interval_sec
+    rules = (_hung_by_canaries_from(core, now), _hung_passively_from(core, now), _hung_by_log_from(core, now))
+    ready = [at for at in rules if at is not None and 0 < at - now.t < soon]
+    return min(ready) + _A_LITTLE_LATER_SEC if ready else None
 
 
 def is_busy(core: Core, now: Conditions) -> bool:
@@ -107,25 +118,33 @@ def log_speaks(core: Core, now: Conditions) -> bool:
     return now.log_hit_at > core.counter_proof_at and now.t - now.log_hit_at <= now.settings.log_window_sec
 
 
-def _ready_at(core: Core, now: Conditions) -> float:
-    threshold = core.stall_after_sec(now.settings.stall_sec)
-    return max(core.proof_at + threshold, core.run.first_begun + threshold - now.settings.poll_interval_sec)
+# A rule says from when on a page must have been begun for it to declare the core; None when more than time is missing.
+# That page is the proof: between two polls the time may run out on an engine that has long gone on.
 
 
-def _hung_by_canaries(core: Core, now: Conditions) -> bool:
-    run = core.run
-    return (
-        run.failures >= now.settings.active_probe_min_failures
-        and now.t >= _ready_at(core, now)
-        and core.page_begun >= run.last_ended
-    )
+def _seen_frozen(core: Core, since: float | None) -> bool:
+    return since is not None and core.page_begun >= since
 
 
-def _hung_passively(core: Core, now: Conditions, frozen: float, threshold: float) -> bool:
-    limit = threshold + now.gauge_stale_sec
-    if frozen < limit or not _canary_unusable(core, now):
-        return False
-    return _busy_for(core, now, limit) or _heartbeat_frozen(core, now, limit)
+def _hung_by_canaries_from(core: Core, now: Conditions) -> float | None:
+    run, threshold = core.run, core.stall_after_sec(now.settings.stall_sec)
+    if run.failures < now.settings.active_probe_min_failures:
+        return None
+    early = run.first_begun - now.settings.poll_interval_sec
+    return max(core.proof_at + threshold, early + threshold, run.last_ended)
+
+
+def _hung_passively_from(core: Core, now: Conditions) -> float | None:
+    if not _canary_unusable(core, now):
+        return None
+    suspect_since = []
+    if core.busy_since is not None and is_busy(core, now):
+        suspect_since.append(core.busy_since)
+    if core.heartbeat_at is not None and core.heartbeat_page == now.page:
+        suspect_since.append(core.heartbeat_at)
+    if not suspect_since:
+        return None
+    return max(core.proof_at, min(suspect_since)) + core.stall_after_sec(now.settings.stall_sec) + now.gauge_stale_sec
 
 
 def _canary_unusable(core: Core, now: Conditions) -> bool:
@@ -134,16 +153,15 @@ def _canary_unusable(core: Core, now: Conditions) -> bool:
     return core.run.last_outcome is not None and not core.run.last_failed  # saturated or misconfigured
 
 
-def _hung_by_log(core: Core, now: Conditions) -> bool:
-    if not log_speaks(core, now) or now.t - core.counter_proof_at < now.settings.log_stall_sec:
-        return False
+def _hung_by_log_from(core: Core, now: Conditions) -> float | None:
+    frozen_since, stall = core.counter_proof_at, now.settings.log_stall_sec
+    if not log_speaks(core, now):
+        return None
     if now.canaries_on:
-        return core.failed_begun > core.counter_proof_at
-    return _busy_for(core, now, now.settings.log_stall_sec)
-
-
-def _busy_for(core: Core, now: Conditions, seconds: float) -> bool:
-    return is_busy(core, now) and core.busy_since is not None and now.t - core.busy_since >= seconds
+        return max(frozen_since + stall, core.failed_ended) if core.failed_begun >= frozen_since else None
+    if core.busy_since is None or not is_busy(core, now):
+        return None
+    return max(frozen_since, core.busy_since) + stall
 
 
 def _heartbeat_frozen(core: Core, now: Conditions, limit: float) -> bool:
@@ -217,6 +235,8 @@ def _load(core: Core, now: Conditions) -> str:
     return f"{running or 0:g} running, {waiting or 0:g} waiting"
 
 
+_A_LITTLE_LATER_SEC: Final = 0.001
+"""So that a page asked for at a moment is not begun a rounding error before it."""
 _NEITHER: Final = {
     "saturated": "the last canary was turned away because the engine is full",
     "misconfigured": "the last canary was refused for a reason that is no hang (wrong path, key or body)",

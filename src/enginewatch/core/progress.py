@@ -115,6 +115,7 @@ class Core:
         "counter_poll",
         "counter_proof_at",
         "failed_begun",
+        "failed_ended",
         "fell_poll",
         "first_page",
         "gauge_page",
@@ -152,7 +153,9 @@ class Core:
         self.counter_poll = self.gauge_poll = self.fell_poll = self.grew_after_failure_poll = -1
         self.counter_page = self.gauge_page = -1
         self.grew_after_failure_with_counter = False
-        self.counter_at = self.canary_ok_at = self.canary_ok_begun = self.failed_begun = float("-inf")
+        self.counter_at = self.canary_ok_at = self.canary_ok_begun = float("-inf")
+        self.failed_begun = self.failed_ended = float("-inf")
+        """Of the last failed canary that no counter, complete canary or replacement has answered since: for the log."""
         self.transfers_at = float("-inf")
         self.heartbeat_at: float | None = None
         self.heartbeat_page = -1

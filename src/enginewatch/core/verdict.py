@@ -216,7 +216,7 @@ class Watch:
     # --- scrapes ----------------------------------------------------------------------------------------------------
 
     def _on_page(self, event: Scraped, t: float, now: float) -> None:
-        begun = self._clock.at(event.started_at)
+        begun = min(self._clock.at(event.started_at), t)
         if not event.recheck:
             self._begin_poll(t)
         if begun < self._last_begun:
@@ -440,11 +440,15 @@ class Watch:
             return
         if done.purpose == "blind":
             self._blind.canary_answered(outcome, failed=failed)
-        if core is None or done.begun < core.proof_at:
+        if core is None or done.begun < core.counter_proof_at:
+            return
+        if failed:
+            # A gauge that rose since makes it no failure of this freeze, but does not answer a log signature.
+            core.failed_begun, core.failed_ended = done.begun, t
+        if done.begun < core.proof_at:
             return
         if failed:
             core.run.failed(done.begun, t, outcome)
-            core.failed_begun = done.begun
             if done.purpose == "core":
                 # What we know of the core is older than this failure: look again before judging.
                 self._recheck(t, t)
@@ -576,10 +580,9 @@ class Watch:
             hung += finding.state in HUNG
             if worst is None or RANK[finding.state] < RANK[worst.state]:
                 worst = finding
-            if self._recheck_at is None and core.run.failures:
-                ready = recheck_at(core, now)
-                if ready is not None:
-                    self._recheck(ready, now.t)
+            ready = recheck_at(core, now)
+            if ready is not None and (self._recheck_at is None or ready < self._recheck_at):
+                self._recheck(ready, now.t)
         if worst is None:
             # Only between a page that lost its last core and the poll that calls it no-legs.
             return Finding("no-legs", "the page has no progress series")
