@@ -88,6 +88,7 @@ class Board:
         verdict: what holds until the first judgement.
         settings: the effective hot settings.
         role: the worker's role.
+        started_at: when the sidecar began, on the judgement's clock.
         clock: monotonic seconds, the judgement's clock.
         wall: unix seconds. Read once: wall-clock time that is set back must not move what people read.
     """
@@ -99,6 +100,7 @@ class Board:
         verdict: Verdict,
         settings: Settings,
         role: str,
+        started_at: float,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
@@ -107,9 +109,9 @@ class Board:
         self.settings = settings
         self.role = role
         self.clock = clock
-        self.judged_at = clock()
+        self.started_at = started_at
+        self.judged_at = started_at
         self._wall_offset = wall() - clock()
-        self.started_at = self.judged_at
 
     def unix(self, moment: float) -> float:
         """Unix seconds of a moment on the monotonic clock."""

@@ -97,8 +97,12 @@ class LogTail:
     def close(self) -> None:
         """Lets go of the file, remembering how far it was read."""
         if self._open is not None:
-            self._remember(self._open.file_id, self._open.let_go())
-            self._open = None
+            file, self._open = self._open, None
+            # A deleted file's inode may be the next file's.
+            is_deleted = file.is_deleted()
+            place = file.let_go()
+            if not is_deleted:
+                self._remember(file.file_id, place)
 
     async def read(self) -> LogNews:
         """Reads what was written since the last time, yielding to the loop between pieces."""
@@ -214,6 +218,9 @@ class _OpenFile:
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
+
+    def is_deleted(self) -> bool:
+        return os.fstat(self._descriptor).st_nlink == 0
 
     def read(self, most: int) -> bytes:
         """The next bytes; empty at the end."""

@@ -101,12 +101,14 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal) -> Non
     tail = LogTail(options.log_file) if options.log_file else None
     if tail is not None and options.log_hang_pattern:
         tail.look_for(Signatures((options.log_hang_pattern,)))
-    judge = _judge(options, source.settings, loop.time(), follows_log=tail is not None)
+    now = loop.time()
+    judge = _judge(options, source.settings, now, follows_log=tail is not None)
     board = Board(
         judge=judge,
-        verdict=judge.verdict if judge is not None else _nothing_to_watch(loop.time()),
+        verdict=judge.verdict if judge is not None else _nothing_to_watch(now),
         settings=source.settings,
         role=options.engine_role,
+        started_at=now,
         clock=loop.time,
         wall=time.time,
     )
