@@ -28,12 +28,18 @@ _SILENCE = object()
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the engine said; None = it did not say."""
+    """What the engine said; None = it did not say.
+
+    Attributes:
+        unanswered: the path at which the version was looked for and no answer came, which there means that the
+            engine's core did not answer.
+    """
 
     kind: str | None = None
     version: str | None = None
     model: str | None = None
     role: Role | None = None
+    unanswered: str | None = None
 
 
 async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: float) -> Description:
@@ -48,9 +54,11 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
     assumed = profiles[0] if len(profiles) == 1 else found
     version: str | None = None
     role: Role | None = None
+    unanswered: str | None = None
     for path, key in assumed.version_paths if assumed else ():
         payload = said[path] if path in said else await _read(line, path, timeout_sec)
         if payload is _SILENCE:
+            unanswered = path
             break
         version, role = _version(payload, key), _role(payload)
         if version is not None:
@@ -60,6 +68,7 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
         version=version,
         model=served_model(said[MODELS_PATH]),
         role=role,
+        unanswered=unanswered,
     )
 
 

@@ -96,10 +96,13 @@ class Diagnosis:
     Attributes:
         engine: kind of the profile in use; `unknown` where none fits.
         engine_from: what told the kind: the operator, the page, other answers of the engine's, or nothing.
+        page_of: kind of the engine whose series stand on the page.
         role: the worker's role; `role_from` says what told it.
         core_label: the label that names cores on this engine's page.
-        can_aim: whether canaries can be aimed at a core on this version.
-        canary: the one that was not aimed at a core; None where each core got its own, or none was sent.
+        can_aim: whether a sidecar can aim canaries at a core on this version.
+        canary: the one that was not aimed at a core, the worst of several where there are several cores; None where
+            each core got its own, or none was sent.
+        unanswered: a path that answers through the engine's core, and did not.
         pause: a word of `events.Flags`; None where it was not asked for.
         log_signatures: patterns that this engine's log is searched for by default.
         key_problem: why the API key cannot be sent; None where it can or there is none.
@@ -109,6 +112,7 @@ class Diagnosis:
     engine: str
     engine_title: str
     engine_from: Literal["given", "page", "answers", "nothing"]
+    page_of: str | None
     version: str | None
     model: str | None
     role: Role
@@ -122,6 +126,7 @@ class Diagnosis:
     identity: FoundIdentity | None
     log_signatures: tuple[str, ...]
     key_problem: str | None
+    unanswered: str | None = None
     findings: tuple[Finding, ...] = ()
     level: Level = "ok"
     exit_code: int = 0

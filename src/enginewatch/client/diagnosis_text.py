@@ -15,7 +15,9 @@ _NAME_WIDTH = 10
 def render_text(diagnosis: Diagnosis, *, width: int = 100) -> str:
     """Plain text, no colours, lines of at most `width` characters where words allow it."""
     lines = [f"enginewatch doctor {diagnosis.url}", ""]
-    lines += [f"{name:<{_NAME_WIDTH}} {text}" for name, text in _facts(diagnosis)]
+    for name, text in _facts(diagnosis):
+        indent = " " * (_NAME_WIDTH + (3 if text.startswith(" ") else 1))
+        lines += textwrap.wrap(f"{name:<{_NAME_WIDTH}} {text}", width, subsequent_indent=indent, break_long_words=False)
     lines.append("")
     for finding in diagnosis.findings:
         lines += _finding(finding, width)
@@ -25,7 +27,8 @@ def render_text(diagnosis: Diagnosis, *, width: int = 100) -> str:
 
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     model = f", model {diagnosis.model}" if diagnosis.model else ""
-    yield "engine", f"{diagnosis.engine_title}, version {diagnosis.version or 'not told'}{model}"
+    title = diagnosis.engine_title if diagnosis.engine_from != "nothing" else "not recognised"
+    yield "engine", f"{title}, version {diagnosis.version or 'not told'}{model}"
     yield "role", f"{diagnosis.role} ({_ROLE_FROM[diagnosis.role_from]})"
     page = diagnosis.page
     if page.failure is None:
@@ -57,7 +60,7 @@ def _core(core: FoundCore) -> Iterator[tuple[str, str]]:
     for leg in core.legs:
         yield "", f"  leg {leg.name} {leg.value:.12g} ({leg.kind}, {leg.grain}){', moved' if leg.moved else ''}"
     if core.missing_legs:
-        yield "", f"  not on the page: {', '.join(core.missing_legs)}"
+        yield "", f"  not told for this core: {', '.join(core.missing_legs)}"
     if core.canary is not None:
         yield "", f"  canary {_canary(core.canary)}"
 

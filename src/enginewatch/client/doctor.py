@@ -7,7 +7,7 @@ pages are read by the ledger that the sidecar judges with; what doctor shows is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
@@ -30,12 +30,12 @@ from enginewatch.client.exchange import Fault
 from enginewatch.client.findings import findings_of
 from enginewatch.client.scrape import Page, ScrapeFailure
 from enginewatch.client.target import EngineClient, Target
-from enginewatch.core.events import Flags
+from enginewatch.core.events import Flags, Outcome
 from enginewatch.core.progress import Ledger
 from enginewatch.core.request import canary_request
 from enginewatch.core.settings import Settings
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
-from enginewatch.engines.profile import Profile, Role
+from enginewatch.engines.profile import Aim, Profile, Role
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "render_text", "to_json"]
 
@@ -95,6 +95,7 @@ class _Examination:
             engine=profile.kind,
             engine_title=profile.title,
             engine_from=told_by,
+            page_of=on_page.kind if on_page else None,
             version=said.version,
             model=said.model,
             role=role,
@@ -108,6 +109,7 @@ class _Examination:
             identity=_identity(first.start_time) if samples else None,
             log_signatures=profile.log_signatures,
             key_problem=self._client.line.key_problem(),
+            unanswered=said.unanswered,
         )
         if answers:
             found = await self._look_inside(found, profile, ledger, path, resting=first.resting)
@@ -126,10 +128,10 @@ class _Examination:
         aimed: dict[str, FoundCanary] = {}
         canary: FoundCanary | None = None
         if pause not in (Flags.PAUSED, Flags.SLEEPING):
-            if len(cores) > 1 and found.can_aim:
+            if len(cores) > 1 and self._aim(profile, found) is not None:
                 aimed = await self._canaries(profile, found, cores)
             else:
-                canary = await self._canary(profile, found, core=None, cores=cores)
+                canary = await self._unaimed_canary(profile, found, cores)
         begun = self._clock()
         await self._look_again(ledger, path)
         return replace(
@@ -143,8 +145,7 @@ class _Examination:
         )
 
     async def _read(self, path: str) -> Page:
-        names = self._given.names() if self._given else ALL_NAMES
-        return await self._client.read_page(names, timeout_sec=self._settings.metrics_timeout_sec, path=path)
+        return await self._client.read_page(ALL_NAMES, timeout_sec=self._settings.metrics_timeout_sec, path=path)
 
     async def _look_again(self, ledger: Ledger, path: str) -> None:
         """Take in pages until a leg has moved, or long enough."""
@@ -181,20 +182,48 @@ class _Examination:
         told = said.role or role_on_page(samples)
         return (told, "engine") if told is not None else ("agg", "default")
 
+    def _aim(self, profile: Profile, found: Diagnosis) -> Aim | None:
+        """How to aim. Unlike the sidecar, doctor tries the newest way where the version is not known.
+
+        A hung core may be what keeps SGLang from telling it, and the legs show whether the canary arrived.
+        """
+        request = canary_request(self._settings, profile, found.role)
+        if request is None:
+            return None
+        untold = request.aim[0] if request.aim and found.version is None else None
+        return request.aim_for(found.version) or untold
+
     def _can_aim(self, profile: Profile, role: Role, version: str | None) -> bool:
         request = canary_request(self._settings, profile, role)
         return request is not None and request.aim_for(version) is not None
 
     async def _canaries(self, profile: Profile, found: Diagnosis, cores: list[str]) -> dict[str, FoundCanary]:
         """One canary to each core, a few at a time."""
+        answers = await self._all(profile, found, list(cores), cores)
+        return {core: answer for core, answer in zip(cores, answers, strict=True) if answer is not None}
+
+    async def _unaimed_canary(self, profile: Profile, found: Diagnosis, cores: list[str]) -> FoundCanary | None:
+        """As many as there are cores, because engines hand requests out in turn; the worst of them."""
+        count = max(len(cores), 1)
+        answers = [answer for answer in await self._all(profile, found, [None] * count, cores) if answer is not None]
+        if not answers:
+            return None
+        bad = [answer for answer in answers if answer.outcome != Outcome.OK]
+        chosen = max(bad or answers, key=lambda answer: answer.duration_sec)
+        return (
+            replace(chosen, detail=f"{chosen.detail} ({len(bad)} of {count} failed)") if bad and count > 1 else chosen
+        )
+
+    async def _all(
+        self, profile: Profile, found: Diagnosis, aims: Sequence[str | None], cores: list[str]
+    ) -> list[FoundCanary | None]:
         turn = asyncio.Semaphore(CANARIES_AT_ONCE)
 
-        async def ask(core: str) -> FoundCanary | None:
+        async def ask(core: str | None) -> FoundCanary | None:
             async with turn:
                 return await self._canary(profile, found, core=core, cores=cores)
 
-        answers = await asyncio.gather(*(ask(core) for core in cores))
-        return {core: answer for core, answer in zip(cores, answers, strict=True) if answer is not None}
+        return list(await asyncio.gather(*(ask(core) for core in aims)))
 
     async def _canary(
         self, profile: Profile, found: Diagnosis, *, core: str | None, cores: list[str]
@@ -207,7 +236,7 @@ class _Examination:
             model=found.model,
             core=core,
             cores=cores,
-            aim=request.aim_for(found.version) if core is not None else None,
+            aim=self._aim(profile, found) if core is not None else None,
             deadline_sec=self._settings.active_probe_timeout_sec,
             role=found.role,
         )

@@ -13,13 +13,12 @@ from enginewatch.engines.profile import Grain, LegKind, Profile
 
 SLOW_PAGE_SEC = 1.0
 LARGE_PAGE_BYTES = 4 * 1024 * 1024
-_NO_ANSWER = (Outcome.TIMEOUT, Outcome.FROZEN)
 _KEY_FIX = "Put the key into a file and name it in ENGINE_API_KEY_FILE."
 
 
 def findings_of(found: Diagnosis, profile: Profile, settings: Settings) -> tuple[Finding, ...]:
     """All findings about what was found, for an engine of that profile and the settings a sidecar would run with."""
-    parts = (_page, _engine, _role, _legs, _cores, _canaries, _pause, _identity, _log)
+    parts = (_page, _engine, _core_answers, _role, _legs, _cores, _canaries, _pause, _identity, _log)
     return tuple(finding for part in parts for finding in part(found, profile, settings))
 
 
@@ -101,13 +100,29 @@ def _page_elsewhere(detail: str) -> str:
 def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
     if not found.page.asked or found.page.failure == "refused":
         return
-    if found.engine_from == "nothing":
+    if found.page_of not in (None, found.engine):
+        yield Finding(
+            "warning",
+            f"The engine was given as {found.engine}, but the metrics page is that of {found.page_of}.",
+            f"Set ENGINE_KIND={found.page_of}, or leave it out.",
+        )
+    elif found.engine_from == "nothing":
         yield Finding("warning", "Nothing tells which engine this is.", "Set ENGINE_KIND to vllm or sglang.")
     elif found.engine == "unknown":
         yield Finding("warning", "This is an engine that enginewatch has no profile for.", profile.how_to_get_metrics)
     else:
         told = {"given": "as given", "page": "by its metrics page", "answers": "by its answers"}[found.engine_from]
         yield Finding("ok", f"{found.engine_title} {found.version or 'of an unknown version'}, {told}.")
+
+
+def _core_answers(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if found.unanswered is not None:
+        yield Finding(
+            "unknown",
+            f"GET {found.unanswered} gave no answer in time: the version is not known. It is answered by way of the "
+            "engine's core, so one of its cores may hang.",
+            "Look again; if the version stays unknown while canaries fail, the engine is hung.",
+        )
 
 
 def _role(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
@@ -155,16 +170,26 @@ def _cores(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
 def _canaries(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
     if found.canary is not None:
         yield _canary_finding(found.canary, found.cores, None, settings)
-    for core in found.cores:
-        if core.canary is not None:
-            yield _canary_finding(core.canary, (core,), core.name, settings)
+    aimed = [
+        (core.canary, _canary_finding(core.canary, (core,), core.name, settings))
+        for core in found.cores
+        if core.canary is not None
+    ]
+    good = [canary.duration_sec for canary, finding in aimed if finding.level == "ok"]
+    if good:
+        yield Finding(
+            "ok", f"{len(good)} of {len(aimed)} cores answered their canary, the slowest in {_sec(max(good))}."
+        )
+    for _, finding in aimed:
+        if finding.level != "ok":
+            yield finding
 
 
 def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str | None, settings: Settings) -> Finding:
     name = "The canary" if core is None else f"The canary to core {core}"
     took = _sec(canary.duration_sec)
     moved = sorted({leg.name for one in cores for leg in one.legs if leg.moved})
-    counted = {leg.name for one in cores for leg in one.legs if leg.moved and leg.kind == LegKind.COUNTER}
+    still = [one.name for one in cores if not _counters_moved(one)]
     match Outcome(canary.outcome):
         case Outcome.OK if any(one.legs for one in cores) and not moved:
             return Finding(
@@ -181,17 +206,19 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
             )
         case Outcome.OK:
             return Finding("ok", f"{name} was answered in {took}; moved: {', '.join(moved) or 'no legs to move'}.")
-        case Outcome.TIMEOUT | Outcome.FROZEN if counted:
+        case Outcome.TIMEOUT | Outcome.FROZEN if cores and not still:
             return Finding(
                 "warning",
-                f"{name} failed ({canary.detail}), but the engine works: {', '.join(sorted(counted))} moved.",
+                f"{name} failed ({canary.detail}), but the engine works: {', '.join(moved)} moved.",
                 "It is busy, not hung. Raise active_probe_timeout_sec if that is normal here.",
             )
         case Outcome.TIMEOUT | Outcome.FROZEN:
+            where = f" of core {', '.join(still)}" if len(cores) > 1 else ""
             return Finding(
                 "critical",
-                f"{name} failed after {took}: {canary.detail}; no counter moved meanwhile.",
-                "If it stays so, the engine is hung. A first request that still compiles looks the same.",
+                f"{name} failed after {took}: {canary.detail}; no counter{where} moved meanwhile.",
+                "If it stays so, the engine is hung. A first request that still compiles looks the same, and so does a "
+                "pause that the engine does not tell of.",
             )
         case Outcome.REFUSED:
             return Finding("critical", f"{name} failed: {canary.detail}.", "Look at the engine's log: is it exiting?")
@@ -207,6 +234,10 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
             return Finding("warning", f"{name} does not fit: {canary.detail}.", _fix_of_a_misfit(canary.detail))
 
 
+def _counters_moved(core: FoundCore) -> bool:
+    return any(leg.moved and leg.kind == LegKind.COUNTER for leg in core.legs)
+
+
 def _fix_of_a_misfit(detail: str) -> str:
     if "API key" in detail:
         return "Correct the key in ENGINE_API_KEY_FILE." if "not accepted" in detail else _KEY_FIX
@@ -220,7 +251,11 @@ def _fix_of_a_misfit(detail: str) -> str:
 def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
     match found.pause:
         case "paused" | "sleeping":
-            yield Finding("warning", f"The engine is {found.pause}: no canary was sent, nothing else can be told now.")
+            yield Finding(
+                "warning",
+                f"The engine is {found.pause}: no canary was sent, nothing else can be told now.",
+                "Look again when it works.",
+            )
         case "clear":
             yield Finding("ok", "The engine says that it is neither paused nor asleep.")
         case "absent" if found.engine == "vllm":
@@ -236,7 +271,9 @@ def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
             )
         case "silent":
             yield Finding(
-                "unknown" if not _has_proof(found) else "ok", "The pause endpoints gave no answer within a second."
+                "ok" if _has_proof(found) else "unknown",
+                "The pause endpoints gave no answer within a second.",
+                "They need every core's answer: a busy or hung core keeps them waiting. Look again.",
             )
 
 

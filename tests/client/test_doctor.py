@@ -1,0 +1,408 @@
+"""What doctor says about an engine, from a healthy one to an address where nobody is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.servers import Recorder, Serve, answering, read_request, response, wait_for_ever
+
+from enginewatch.client import doctor
+from enginewatch.client.diagnosis import Diagnosis, Finding, worst
+from enginewatch.client.doctor import diagnose, render_text, to_json
+from enginewatch.client.target import Target
+from enginewatch.core.settings import Settings
+from enginewatch.engines.profile import Role
+
+FAST = Settings(active_probe_timeout_sec=0.3, metrics_timeout_sec=1.0)
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(autouse=True)
+def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SETTLE_SEC", (0.0, 0.05))
+    monkeypatch.setattr(doctor, "DESCRIBE_TIMEOUT_SEC", 0.3)
+    monkeypatch.setattr(doctor, "FLAGS_TIMEOUT_SEC", 0.3)
+
+
+class FakeEngine:
+    """A vLLM whose counters move when a canary is answered; each core can hang for itself."""
+
+    def __init__(self, cores: int = 1) -> None:
+        self.tokens = dict.fromkeys((str(core) for core in range(cores)), 100)
+        self.hung: set[str] = set()
+        self.busy: set[str] = set()
+        self.moves = True
+        self.page: Callable[[], bytes] = self.own_page
+        self.paths: dict[str, bytes] = {
+            "/v1/models": response(json.dumps({"data": [{"id": "tiny", "owned_by": "vllm"}]})),
+            "/version": response('{"version": "0.32.0"}'),
+        }
+        self.canary_answer = response(
+            json.dumps({"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}),
+        )
+        self.start_time: float | None = 1795976293.83
+        self.canaries: list[bytes] = []
+
+    def own_page(self) -> bytes:
+        lines = ["# TYPE vllm:generation_tokens counter"]
+        for core, tokens in self.tokens.items():
+            if core in self.busy:
+                self.tokens[core] += 7
+            lines.append(f'vllm:generation_tokens_total{{engine="{core}"}} {tokens}')
+            lines.append(f'vllm:num_requests_running{{engine="{core}"}} {float(core in self.busy)}')
+            lines.append(f'vllm:num_requests_waiting{{engine="{core}"}} 0.0')
+        if self.start_time is not None:
+            lines.append(f"process_start_time_seconds {self.start_time}")
+        return response("\n".join(lines) + "\n")
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_request(reader)
+        method, path = request.decode().split(" ")[:2]
+        if path == "/metrics":
+            writer.write(self.page())
+        elif method == "POST":
+            self.canaries.append(request)
+            core = "0"
+            for line in request.decode().split("\r\n"):
+                if line.startswith("X-data-parallel-rank: "):
+                    core = line.rpartition(" ")[2]
+            if core in self.hung:
+                await reader.read()
+                return
+            self.tokens[core] += self.moves
+            writer.write(self.canary_answer)
+        else:
+            writer.write(self.paths.get(path, response("", status="404 Not Found")))
+        await writer.drain()
+
+
+async def examine(url: str, *, kind: str = "auto", role: Role | None = None, **target: Any) -> Diagnosis:
+    return await diagnose(Target.parse(url, **target), kind=kind, role=role, settings=FAST)
+
+
+def said(found: Diagnosis, level: str | None = None) -> str:
+    return "\n".join(
+        f"{finding.what} {finding.fix}" for finding in found.findings if level is None or finding.level == level
+    )
+
+
+# --- engines that are well ------------------------------------------------------------------------------------------
+
+
+async def test_a_healthy_engine_has_nothing_to_fix(serve: Serve) -> None:
+    found = await examine(await serve(FakeEngine()))
+    assert (found.level, found.exit_code) == ("ok", 0)
+    assert (found.engine, found.version, found.model, found.engine_from) == ("vllm", "0.32.0", "tiny", "page")
+    assert found.identity is not None
+    assert (found.identity.source, found.identity.started_at) == ("process_start_time", "2026-11-29T18:18:13Z")
+    assert found.canary is not None
+    assert found.canary.outcome == "ok"
+    (core,) = found.cores
+    assert [(leg.name, leg.moved) for leg in core.legs] == [("generation_tokens", True)]
+    assert "kv_cache_usage" in core.missing_legs
+    assert (core.running, core.waiting) == (0.0, 0.0)
+
+
+async def test_each_of_several_cores_gets_its_canary(serve: Serve) -> None:
+    engine = FakeEngine(cores=3)
+    found = await examine(await serve(engine))
+    assert found.level == "ok"
+    assert found.can_aim
+    assert [core.canary.outcome for core in found.cores if core.canary] == ["ok", "ok", "ok"]
+    assert "3 of 3 cores" in said(found)
+    assert len(engine.canaries) == 3
+
+
+async def test_a_real_vllm_page_is_read_as_the_sidecar_reads_it(serve: Serve) -> None:
+    engine = FakeEngine()
+    page = response((DATA / "vllm-0.32.0-single-decoding.prom").read_bytes())
+    engine.page = lambda: page
+    found = await examine(await serve(engine))
+    (core,) = found.cores
+    assert {leg.name for leg in core.legs} == {
+        "generation_tokens",
+        "prompt_tokens",
+        "iterations",
+        "requests_finished",
+        "kv_cache_usage",
+    }
+    assert core.missing_legs == ()
+    # The page is a still: the canary was answered and nothing moved.
+    assert "no leg moved" in said(found, "warning")
+
+
+async def test_a_real_sglang_page_tells_engine_and_role(serve: Serve) -> None:
+    page = (DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()
+    found = await examine(await serve(Recorder({"/metrics": response(page)})))
+    assert (found.engine, found.engine_from) == ("sglang", "page")
+    assert found.identity is not None
+    assert found.identity.source == "observed"
+    assert any(core.heartbeat for core in found.cores)
+    assert "LOG_FILE" in said(found, "ok")
+
+
+# --- engines that are not -------------------------------------------------------------------------------------------
+
+
+async def test_a_hung_engine_is_critical(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.hung = {"0"}
+    found = await examine(await serve(engine))
+    assert (found.level, found.exit_code) == ("critical", 3)
+    assert "no counter moved" in said(found, "critical")
+
+
+async def test_one_hung_core_among_several_is_named(serve: Serve) -> None:
+    engine = FakeEngine(cores=3)
+    engine.hung = {"1"}
+    found = await examine(await serve(engine))
+    assert found.level == "critical"
+    assert "core 1" in said(found, "critical")
+    assert "core 2" not in said(found, "critical")
+
+
+async def test_a_hung_core_is_found_although_the_version_is_not_told(serve: Serve) -> None:
+    engine = FakeEngine(cores=2)
+    engine.hung = {"1"}
+    del engine.paths["/version"]
+    found = await examine(await serve(engine))
+    assert not found.can_aim
+    assert "cannot be aimed" in said(found, "warning")
+    assert "core 1" in said(found, "critical")
+
+
+async def test_a_busy_engine_that_keeps_the_canary_waiting_is_not_called_hung(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.hung, engine.busy = {"0"}, {"0"}
+    found = await examine(await serve(engine))
+    assert found.level == "warning"
+    assert "busy, not hung" in said(found, "warning")
+
+
+async def test_a_paused_engine_is_left_alone(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.hung = {"0"}
+    engine.paths["/is_paused"] = response('{"is_paused": true}')
+    found = await examine(await serve(engine))
+    assert found.pause == "paused"
+    assert found.level == "warning"
+    assert engine.canaries == []
+
+
+async def test_a_sleep_told_by_the_page_is_seen_too(serve: Serve) -> None:
+    engine = FakeEngine()
+    asleep = engine.own_page() + b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n'
+    engine.page = lambda: response(asleep.partition(b"\r\n\r\n")[2])
+    found = await examine(await serve(engine))
+    assert found.pause == "sleeping"
+    assert engine.canaries == []
+
+
+async def test_an_older_version_of_several_cores_cannot_be_aimed_at(serve: Serve) -> None:
+    engine = FakeEngine(cores=2)
+    engine.paths["/version"] = response('{"version": "0.10.2"}')
+    found = await examine(await serve(engine))
+    assert found.canary is not None
+    assert not found.canary.aimed
+    assert len(engine.canaries) == 2
+    assert "from 0.11.1 on" in said(found, "warning")
+
+
+async def test_a_page_without_legs_names_the_flag(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.page = lambda: response("process_start_time_seconds 1.0\n")
+    found = await examine(await serve(engine))
+    assert (found.engine, found.engine_from) == ("vllm", "answers")
+    assert "no progress legs" in said(found, "warning")
+    assert "--disable-log-stats" in said(found, "warning")
+
+
+async def test_several_api_servers_are_only_observed(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.start_time = None
+    assert "--api-server-count 1" in said(await examine(await serve(engine)), "warning")
+
+
+async def test_an_impossible_start_time_is_no_identity(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.start_time = 1e300
+    found = await examine(await serve(engine))
+    assert found.identity is not None
+    assert found.identity.source == "observed"
+
+
+async def test_sglang_without_its_flag_is_recognised_and_told_the_flag(serve: Serve) -> None:
+    models = response(json.dumps({"data": [{"id": "tiny", "owned_by": "sglang"}]}))
+    found = await examine(await serve(Recorder({"/v1/models": models})))
+    assert found.engine == "sglang"
+    assert "--enable-metrics" in said(found, "warning")
+
+
+async def test_a_silent_scheduler_is_told_by_the_version_that_does_not_come(serve: Serve) -> None:
+    page = (DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()
+
+    async def hung(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_request(reader)
+        if b" /metrics " in request:
+            writer.write(response(page))
+        elif b"server_info" in request or request.startswith(b"POST"):
+            await reader.read()
+        else:
+            writer.write(response("", status="404 Not Found"))
+
+    found = await examine(await serve(hung))
+    assert found.unanswered == "/server_info"
+    assert "/server_info gave no answer" in said(found, "unknown")
+    assert found.level == "critical"
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "says"),
+    [
+        (response("", status="401 Unauthorized"), "warning", "ENGINE_API_KEY_FILE"),
+        (response("", status="404 Not Found"), "warning", "active_probe_path"),
+        (response("", status="400 Bad Request"), "warning", "ENGINE_ROLE"),
+        (response("", status="429 Too Many"), "warning", "queue is full"),
+        (response("", status="500 Oops"), "critical", "engine's log"),
+        (b"", "critical", "is it exiting"),
+    ],
+)
+async def test_each_canary_that_is_not_answered_has_a_way_on(
+    serve: Serve, answer: bytes, level: str, says: str
+) -> None:
+    engine = FakeEngine()
+    engine.canary_answer = answer
+    found = await examine(await serve(engine))
+    assert found.level == level
+    assert says in said(found, level)
+
+
+async def test_a_canary_that_moves_nothing_is_doubtful(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.moves = False
+    found = await examine(await serve(engine))
+    assert found.level == "warning"
+    assert "no leg moved" in said(found, "warning")
+
+
+@pytest.mark.parametrize(
+    ("page", "level", "says"),
+    [
+        (response("", status="401 Unauthorized"), "warning", "ENGINE_API_KEY_FILE"),
+        (response("", status="503 Loading"), "critical", "still loading"),
+        (response("", status="302 Found", headers="Location: http://elsewhere.invalid/\r\n"), "warning", "ENGINE_URL"),
+        (response("<html></html>"), "warning", "a proxy or another server"),
+        (response('[{"iter": 1}]'), "warning", "/prometheus/metrics"),
+        (response("hello"), "warning", "METRICS_PATH"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n# cut off", "critical", "proxy in between"),
+        (b"", "critical", "TLS port"),
+    ],
+)
+async def test_each_page_that_is_none_has_a_way_on(serve: Serve, page: bytes, level: str, says: str) -> None:
+    engine = FakeEngine()
+    engine.page = lambda: page
+    found = await examine(await serve(engine))
+    assert found.level == level
+    assert says in said(found, level)
+
+
+async def test_a_redirected_page_names_the_path_to_set(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.paths["/metrics/"] = engine.own_page()
+    engine.page = lambda: response("", status="307 Temporary Redirect", headers="Location: /metrics/\r\n")
+    assert "METRICS_PATH=/metrics/" in said(await examine(await serve(engine)), "warning")
+
+
+async def test_an_engine_given_as_another_one_is_told(serve: Serve) -> None:
+    found = await examine(await serve(FakeEngine()), kind="sglang")
+    assert "ENGINE_KIND=vllm" in said(found, "warning")
+
+
+async def test_an_unreadable_key_file_is_told(serve: Serve, tmp_path: Path) -> None:
+    missing = tmp_path / "key"
+    found = await examine(await serve(FakeEngine()), api_key_file=str(missing))
+    assert found.level == "warning"
+    assert str(missing) in said(found, "warning")
+
+
+async def test_a_frozen_front_end_is_critical(serve: Serve) -> None:
+    found = await examine(await serve(wait_for_ever))
+    assert found.level == "critical"
+    assert "metrics_timeout_sec" in said(found, "critical")
+
+
+async def test_nobody_listening_is_critical(unused_url: str) -> None:
+    found = await examine(unused_url)
+    assert (found.exit_code, found.cores, found.canary) == (3, (), None)
+    assert "ENGINE_URL" in said(found, "critical")
+
+
+async def test_an_engine_that_could_not_be_asked_is_unknown_not_critical() -> None:
+    found = await examine("http://engine.invalid:8000")
+    assert (found.level, found.exit_code) == ("unknown", 4)
+
+
+async def test_an_unknown_engine_is_judged_by_its_canary_alone(serve: Serve) -> None:
+    found = await examine(await serve(answering(response("some_metric 1\n"))))
+    assert found.engine == "unknown"
+    assert "ENGINE_KIND" in said(found, "warning")
+
+
+async def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="no engine kind 'tgi'"):
+        await examine("http://127.0.0.1:1", kind="tgi")
+
+
+async def test_canaries_switched_off_are_not_sent(serve: Serve) -> None:
+    engine = FakeEngine()
+    settings = replace(FAST, active_probe_enabled=False)
+    found = await diagnose(Target.parse(await serve(engine)), settings=settings)
+    assert found.canary is None
+    assert engine.canaries == []
+
+
+# --- how it is told -------------------------------------------------------------------------------------------------
+
+
+def test_not_to_know_outranks_a_warning_and_nothing_outranks_critical() -> None:
+    levels = [Finding(level, "") for level in ("ok", "warning", "unknown", "critical")]
+    assert worst(()) == "ok"
+    assert worst(tuple(levels[:2])) == "warning"
+    assert worst(tuple(levels[:3])) == "unknown"
+    assert worst(tuple(levels)) == "critical"
+
+
+async def test_the_diagnosis_is_json_and_text(serve: Serve) -> None:
+    found = await examine(await serve(FakeEngine(cores=2)))
+    as_json = json.loads(to_json(found))
+    assert as_json["engine"] == "vllm"
+    assert as_json["cores"][1]["legs"][0] == {
+        "name": "generation_tokens",
+        "kind": "counter",
+        "grain": "step",
+        "value": 101.0,
+        "moved": True,
+    }
+    assert as_json["findings"][0].keys() == {"level", "what", "fix"}
+    assert (as_json["level"], as_json["exit_code"]) == ("ok", 0)
+    text = render_text(found, width=80)
+    assert "core 1" in text
+    assert "ok (exit code 0)" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+async def test_every_finding_that_is_not_ok_says_what_to_do(serve: Serve, unused_url: str) -> None:
+    hung = FakeEngine(cores=2)
+    hung.hung = {"0", "1"}
+    paused = FakeEngine()
+    paused.paths["/is_paused"] = response('{"is_paused": true}')
+    for url in (await serve(hung), await serve(paused), await serve(wait_for_ever), unused_url):
+        found = await examine(url)
+        assert all(finding.fix for finding in found.findings if finding.level != "ok")
+        assert render_text(found)
