@@ -1,0 +1,216 @@
+"""The command line `enginewatch`.
+
+`watch` is the sidecar, counted in megabytes and milliseconds: it is handed on before anything made for people
+(cyclopts, rich) is imported, and reads its own flags. Every other command imports what it needs when it runs.
+
+Exit codes: a command's own; 2 = it was called wrongly; 130 = Ctrl-C; 141 = nobody reads what it writes.
+"""
+
+# No `from __future__ import annotations` here: cyclopts reads the annotations of the commands, which name things that
+# are imported just before, inside functions.
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+SUMMARY = """Liveness and identity for LLM inference engines (vLLM, SGLang).
+
+Is this engine hung, and is it still the process I was talking to?
+"""
+
+Output = Literal["text", "json"]
+EngineKind = Literal["auto", "vllm", "sglang"]
+WorkerRole = Literal["agg", "prefill", "decode"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; None takes those of this process.
+
+    Returns:
+        The exit code. `watch --help` and bad flags of `watch` may raise SystemExit with it instead.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run_watch(arguments[1:]) if arguments[:1] == ["watch"] else _run_for_people(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more at its end and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return code
+
+
+def complain(sentence: str) -> None:
+    """Print one sentence on stderr."""
+    print(f"enginewatch: {sentence}", file=sys.stderr)
+
+
+def _run_watch(arguments: Sequence[str]) -> int:
+    from enginewatch.sidecar.main import run_watch
+
+    return run_watch(arguments)
+
+
+def _run_for_people(arguments: list[str]) -> int:
+    from cyclopts import CycloptsError
+
+    app = _app()
+    try:
+        command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        complain(_sentence(error))
+        return EXIT_USAGE
+    except ValueError as error:  # options that are fine one by one and not together
+        complain(str(error))
+        return EXIT_USAGE
+    result = command(*bound.args, **bound.kwargs)
+    return result if isinstance(result, int) else 0
+
+
+def _app() -> "App":
+    from cyclopts import App
+
+    app = App(name="enginewatch", help=SUMMARY, version=_version)
+    for add in (_add_demo, _add_watch, _add_doctor, _add_why, _add_sim):
+        add(app)
+    return app
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"enginewatch {version('enginewatch')}"
+    except PackageNotFoundError:
+        return "enginewatch (not installed: run from its source)"
+
+
+def _sentence(error: "CycloptsError") -> str:
+    """What cyclopts has to say, as one sentence that ends with where to look."""
+    from cyclopts import UnknownCommandError, UnusedCliTokensError
+
+    chain = " ".join(("enginewatch", *(error.command_chain or ())))
+    if isinstance(error, UnusedCliTokensError):
+        text = f"{chain.removeprefix('enginewatch ')} takes no further argument {error.unused_tokens[0]!r}"  # type: ignore[index]
+    else:
+        text = str(error).strip()
+        if isinstance(error, UnknownCommandError):
+            text = text.partition(" Available commands:")[0]
+        head, *rest = [part.strip() for part in text.rstrip(".").replace("? ", "?. ").split(". ") if part.strip()]
+        text = "; ".join([head, *(part[:1].lower() + part[1:] for part in rest)]).rstrip("?.")
+        text = text[:1].lower() + text[1:]
+    return f"{text}; see {chain} --help"
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def _add_watch(app: "App") -> None:
+    @app.command(help_flags=())
+    def watch(*tokens: str) -> int:
+        """The sidecar: watch one engine and answer GET /healthz, 503 when it hangs."""
+        return _run_watch(tokens)  # in practice `main` went there before
+
+
+def _add_sim(app: "App") -> None:
+    from dataclasses import fields, make_dataclass
+    from typing import get_type_hints
+
+    from cyclopts import Parameter
+
+    from enginewatch.lab.sim.options import Engine, SimOptions
+
+    # Every option of the simulation but the engine is a flag, described where it is defined.
+    hints = get_type_hints(SimOptions)
+    flags: Any = make_dataclass(
+        "SimFlags",
+        [(field.name, hints[field.name], field) for field in fields(SimOptions) if field.name != "engine"],
+        kw_only=True,
+    )
+    flags.__doc__, flags.__module__ = SimOptions.__doc__, __name__  # what comes from "types" is not taken apart
+    defaults = flags()
+
+    @app.command
+    def sim(engine: Engine, /, *, options: Annotated[flags, Parameter(name="*")] = defaults) -> int:
+        """Run a simulated engine: a front end and its ranks, with faults switched over HTTP at /_sim.
+
+        Args:
+            engine: which engine to imitate.
+            options: everything else.
+        """
+        from enginewatch.lab.sim.supervisor import run
+
+        try:
+            checked = SimOptions(engine, **vars(options))
+        except ValueError as error:
+            complain(f"{error}; see enginewatch sim --help")
+            return EXIT_USAGE
+        return run(checked)
+
+
+def _add_demo(app: "App") -> None:
+    from cyclopts import Parameter
+
+    hidden = Parameter(show=False)
+
+    @app.command
+    def demo(
+        *,
+        engine: Literal["vllm", "sglang"] = "vllm",
+        keep: Annotated[bool, Parameter(negative="")] = False,
+        fast: bool = True,
+        svg: Annotated[str, hidden] = "",
+        set_: Annotated[list[str], Parameter(name="--set", show=False, negative="")] = [],  # noqa: B006
+    ) -> int:
+        """The whole story on this machine in under a minute: an engine hangs, the sidecar sees it, it recovers.
+
+        Exit code 0 when everything was seen as expected, 1 when not.
+
+        Args:
+            engine: which engine to simulate.
+            keep: leave everything running at the end, and say how to play with it, until Ctrl-C.
+            fast: thresholds of a few seconds; --no-fast takes the production ones and some minutes.
+            svg: write a picture of the result to this file.
+            set_: change a setting of the demo's sidecar: KEY=VALUE.
+        """
+        from enginewatch.lab.demo import DemoOptions, run_demo
+
+        try:
+            options = DemoOptions.parse(engine=engine, keep=keep, fast=fast, svg=svg, overrides=set_)
+        except ValueError as error:
+            complain(str(error))
+            return EXIT_USAGE
+        return run_demo(options)
+
+
+def _add_why(app: "App") -> None:
+    from cyclopts import Parameter
+
+    @app.command
+    def why(url: str, /, *, output: Annotated[Output, Parameter(alias="-o")] = "text") -> int:
+        """Ask a sidecar for its verdict and explain it: every witness with its age, and what would flip it.
+
+        Args:
+            url: the sidecar's address, such as http://10.0.0.7:9090
+            output: text for people, or the /verdict JSON.
+        """
+        from enginewatch.why import run_why
+
+        return run_why(url, output)
+
+
+def _add_doctor(app: "App") -> None:
+    pass
