@@ -204,10 +204,11 @@ async def reset_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     ],
 )
 async def test_each_answer_has_its_outcome(serve: Serve, handler: Handler, outcome: Outcome) -> None:
-    report = await send(await serve(handler), deadline_sec=0.3)
+    waits = outcome is Outcome.TIMEOUT or outcome is Outcome.FROZEN
+    report = await send(await serve(handler), deadline_sec=0.5 if waits else 20)
     assert report.outcome is outcome
     assert report.detail
-    assert report.duration_sec < 0.5
+    assert report.duration_sec < 10
 
 
 async def test_nobody_listening_is_refused(unused_url: str) -> None:
@@ -266,15 +267,16 @@ async def test_without_a_model_the_canary_tells_why(serve: Serve, models: bytes,
 async def test_the_deadline_includes_the_question_for_the_model(serve: Serve) -> None:
     async def slow_models(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if b"/v1/models" in await read_request(reader):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1)
             writer.write(MODELS)
         else:
             await reader.read()
 
     began = time.monotonic()
-    report = await send(await serve(slow_models), VLLM, deadline_sec=0.4)
+    report = await send(await serve(slow_models), VLLM, deadline_sec=1.5)
     assert report.outcome is Outcome.TIMEOUT
-    assert 0.35 < time.monotonic() - began < 0.6
+    # Two deadlines, one for each question, would be 2.5 s.
+    assert time.monotonic() - began < 2.4
 
 
 async def test_a_rejected_canary_names_the_role_it_was_made_for(serve: Serve) -> None:
@@ -344,9 +346,7 @@ async def test_a_request_too_large_for_the_engines_buffers_does_not_linger(
 ) -> None:
     request = CanaryRequest("POST", "/x", None, AnswerFormat.ANY_2XX, raw_body="x" * 20_000_000)
     sockets = open_sockets()
-    began = time.monotonic()
-    assert (await send(frozen_url, request, deadline_sec=0.2)).outcome is Outcome.TIMEOUT
-    assert time.monotonic() - began < 0.5
+    assert (await send(frozen_url, request, deadline_sec=0.5)).outcome is Outcome.TIMEOUT
     await asyncio.sleep(0.01)
     assert open_sockets() == sockets
 

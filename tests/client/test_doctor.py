@@ -19,15 +19,17 @@ from enginewatch.client.target import Target
 from enginewatch.core.settings import Settings
 from enginewatch.engines.profile import Role
 
-FAST = Settings(active_probe_timeout_sec=0.3, metrics_timeout_sec=1.0)
+PATIENT = Settings(active_probe_timeout_sec=20, metrics_timeout_sec=20)
+HASTY = Settings(active_probe_timeout_sec=0.4, metrics_timeout_sec=1.0)
+"""For engines that leave something without an answer."""
 DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "SETTLE_SEC", (0.0, 0.05))
-    monkeypatch.setattr(doctor, "DESCRIBE_TIMEOUT_SEC", 0.3)
-    monkeypatch.setattr(doctor, "FLAGS_TIMEOUT_SEC", 0.3)
+    monkeypatch.setattr(doctor, "DESCRIBE_TIMEOUT_SEC", 0.5)
+    monkeypatch.setattr(doctor, "FLAGS_TIMEOUT_SEC", 0.5)
 
 
 class FakeEngine:
@@ -82,8 +84,10 @@ class FakeEngine:
         await writer.drain()
 
 
-async def examine(url: str, *, kind: str = "auto", role: Role | None = None, **target: Any) -> Diagnosis:
-    return await diagnose(Target.parse(url, **target), kind=kind, role=role, settings=FAST)
+async def examine(
+    url: str, *, kind: str = "auto", role: Role | None = None, settings: Settings = PATIENT, **target: Any
+) -> Diagnosis:
+    return await diagnose(Target.parse(url, **target), kind=kind, role=role, settings=settings)
 
 
 def said(found: Diagnosis, level: str | None = None) -> str:
@@ -153,7 +157,7 @@ async def test_a_real_sglang_page_tells_engine_and_role(serve: Serve) -> None:
 async def test_a_hung_engine_is_critical(serve: Serve) -> None:
     engine = FakeEngine()
     engine.hung = {"0"}
-    found = await examine(await serve(engine))
+    found = await examine(await serve(engine), settings=HASTY)
     assert (found.level, found.exit_code) == ("critical", 3)
     assert "no counter moved" in said(found, "critical")
 
@@ -161,7 +165,7 @@ async def test_a_hung_engine_is_critical(serve: Serve) -> None:
 async def test_one_hung_core_among_several_is_named(serve: Serve) -> None:
     engine = FakeEngine(cores=3)
     engine.hung = {"1"}
-    found = await examine(await serve(engine))
+    found = await examine(await serve(engine), settings=HASTY)
     assert found.level == "critical"
     assert "core 1" in said(found, "critical")
     assert "core 2" not in said(found, "critical")
@@ -171,7 +175,7 @@ async def test_a_hung_core_is_found_although_the_version_is_not_told(serve: Serv
     engine = FakeEngine(cores=2)
     engine.hung = {"1"}
     del engine.paths["/version"]
-    found = await examine(await serve(engine))
+    found = await examine(await serve(engine), settings=HASTY)
     assert not found.can_aim
     assert "cannot be aimed" in said(found, "warning")
     assert "core 1" in said(found, "critical")
@@ -180,7 +184,7 @@ async def test_a_hung_core_is_found_although_the_version_is_not_told(serve: Serv
 async def test_a_busy_engine_that_keeps_the_canary_waiting_is_not_called_hung(serve: Serve) -> None:
     engine = FakeEngine()
     engine.hung, engine.busy = {"0"}, {"0"}
-    found = await examine(await serve(engine))
+    found = await examine(await serve(engine), settings=HASTY)
     assert found.level == "warning"
     assert "busy, not hung" in said(found, "warning")
 
@@ -256,7 +260,7 @@ async def test_a_silent_scheduler_is_told_by_the_version_that_does_not_come(serv
         else:
             writer.write(response("", status="404 Not Found"))
 
-    found = await examine(await serve(hung))
+    found = await examine(await serve(hung), settings=HASTY)
     assert found.unanswered == "/server_info"
     assert "/server_info gave no answer" in said(found, "unknown")
     assert found.level == "critical"
@@ -332,7 +336,7 @@ async def test_an_unreadable_key_file_is_told(serve: Serve, tmp_path: Path) -> N
 
 
 async def test_a_frozen_front_end_is_critical(serve: Serve) -> None:
-    found = await examine(await serve(wait_for_ever))
+    found = await examine(await serve(wait_for_ever), settings=HASTY)
     assert found.level == "critical"
     assert "metrics_timeout_sec" in said(found, "critical")
 
@@ -361,7 +365,7 @@ async def test_an_unknown_kind_is_refused() -> None:
 
 async def test_canaries_switched_off_are_not_sent(serve: Serve) -> None:
     engine = FakeEngine()
-    settings = replace(FAST, active_probe_enabled=False)
+    settings = replace(PATIENT, active_probe_enabled=False)
     found = await diagnose(Target.parse(await serve(engine)), settings=settings)
     assert found.canary is None
     assert engine.canaries == []
@@ -403,6 +407,6 @@ async def test_every_finding_that_is_not_ok_says_what_to_do(serve: Serve, unused
     paused = FakeEngine()
     paused.paths["/is_paused"] = response('{"is_paused": true}')
     for url in (await serve(hung), await serve(paused), await serve(wait_for_ever), unused_url):
-        found = await examine(url)
+        found = await examine(url, settings=HASTY)
         assert all(finding.fix for finding in found.findings if finding.level != "ok")
         assert render_text(found)

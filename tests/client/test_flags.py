@@ -63,14 +63,14 @@ async def test_the_answers_add_up(
     serve: Serve, paused: str | bytes | None, sleeping: str | bytes | None, flags: Flags
 ) -> None:
     client = EngineClient(Target.parse(await serve(vllm(paused, sleeping))))
-    assert await client.read_flags(VLLM, timeout_sec=0.2) is flags
+    assert await client.read_flags(VLLM, timeout_sec=0.5) is flags
 
 
 async def test_endpoints_are_asked_side_by_side(serve: Serve) -> None:
     client = EngineClient(Target.parse(await serve(wait_for_ever)))
     began = time.monotonic()
-    assert await client.read_flags(VLLM, timeout_sec=0.2) is Flags.SILENT
-    assert time.monotonic() - began < 0.35
+    assert await client.read_flags(VLLM, timeout_sec=1.0) is Flags.SILENT
+    assert time.monotonic() - began < 1.9
 
 
 async def test_an_engine_without_pause_endpoints_is_not_asked(unused_url: str) -> None:
@@ -109,7 +109,7 @@ async def test_a_pause_told_by_a_status_is_not_guessed_from_silence(serve: Serve
             await reader.read()
 
     client = EngineClient(Target.parse(await serve(only_ready)))
-    assert await client.read_flags(SGLANG, timeout_sec=0.2) is Flags.SILENT
+    assert await client.read_flags(SGLANG, timeout_sec=0.5) is Flags.SILENT
 
 
 async def test_a_flag_is_not_read_from_behind_a_redirect(serve: Serve) -> None:

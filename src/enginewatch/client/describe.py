@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from enginewatch.client.exchange import Line, Question, Trouble
+from enginewatch.client.exchange import Fault, Line, Question, Trouble
 from enginewatch.client.models import MODELS_PATH, parse_json, served_model
 from enginewatch.core.exposition import parse_series
 from enginewatch.engines import RECOGNITION_PATHS, recognise_answer
@@ -31,8 +31,7 @@ class Description:
     """What the engine said; None = it did not say.
 
     Attributes:
-        unanswered: the path at which the version was looked for and no answer came, which there means that the
-            engine's core did not answer.
+        unanswered: a path that told nothing before the deadline and that this engine answers by way of its core.
     """
 
     kind: str | None = None
@@ -58,7 +57,7 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
     for path, key in assumed.version_paths if assumed else ():
         payload = said[path] if path in said else await _read(line, path, timeout_sec)
         if payload is _SILENCE:
-            unanswered = path
+            unanswered = None if path in said else path
             break
         version, role = _version(payload, key), _role(payload)
         if version is not None:
@@ -86,8 +85,8 @@ async def _read(line: Line, path: str, timeout_sec: float) -> Any:
     until = asyncio.get_running_loop().time() + timeout_sec
     try:
         head, body = await line.fetch(Question(path), until=until)
-    except Trouble:
-        return _SILENCE
+    except Trouble as trouble:
+        return _SILENCE if trouble.fault is Fault.TIMEOUT else None
     return parse_json(body) if head.status == 200 else None
 
 
