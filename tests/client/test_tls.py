@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import ssl
 import subprocess
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.client.servers import Serve, answering, read_request, response
+from tests.client.servers import Serve, answering, connections_to, open_sockets, read_request, response
 
 from enginewatch.client.target import EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Outcome
@@ -204,3 +205,30 @@ async def test_an_engine_that_closes_in_the_handshake_is_a_reset(serve: Serve) -
     result = await scrape(EngineClient(Target.parse(url)))
     assert isinstance(result, ScrapeFailure)
     assert result.failure == "reset"
+
+
+async def test_a_frozen_engine_behind_tls_leaves_no_task_and_no_socket(
+    frozen_url: str, certificates: tuple[Certificate, Certificate]
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates[0].cert, certificates[0].key)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=context)
+    after_the_handshake = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    in_the_handshake = frozen_url.replace("http:", "https:")
+    for url in (in_the_handshake, after_the_handshake):
+        client = EngineClient(Target.parse(url, ca_file=str(certificates[0].cert)))
+        sockets = open_sockets()
+        for _ in range(20):
+            assert (await client.canary(PROBE, deadline_sec=0.1)).outcome is Outcome.TIMEOUT
+        await asyncio.sleep(0.1)
+        assert open_sockets() == sockets
+        assert connections_to(url) == 0
+    server.close()
+    await asyncio.sleep(0.05)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
