@@ -125,10 +125,11 @@ class Shell:
             begun = clock()
             await self._poll()
             await asyncio.sleep(0)
-            while (left := begun + self._board.settings.poll_interval_sec - clock()) > 0:
-                await asyncio.sleep(min(left, CONFIG_CHECK_SEC))
-                if left > CONFIG_CHECK_SEC:
-                    self._reload()
+            while (left := begun + self._board.settings.poll_interval_sec - clock()) > CONFIG_CHECK_SEC:
+                await asyncio.sleep(CONFIG_CHECK_SEC)
+                self._reload()
+            if left > 0:
+                await asyncio.sleep(left)
 
     async def _poll(self) -> None:
         self._feed(Tick())
