@@ -35,6 +35,8 @@ class Reach:
         self.phase_since = t
         self.failing_since: float | None = None
         self.failing_how = ""
+        self._failed_at = t
+        """When the last scrape failed: the one under way may be the good one."""
         self.failures = 0
         """Canaries begun during this outage that failed."""
         self._last: Outcome | None = None
@@ -54,7 +56,7 @@ class Reach:
 
     def failed(self, failure: str, begun: float, t: float, standing: Finding) -> bool:
         """A poll failed; `standing` is what was found before. Returns True when the process has just gone away."""
-        self.failing_how = failure
+        self.failing_how, self._failed_at = failure, t
         if failure == "refused":
             went_away = self.phase == "running"
             if went_away:
@@ -93,7 +95,7 @@ class Reach:
         if self.phase != "running":
             return self._loading(t, settings)
         if self.failing_since is not None:
-            return self._outage(t - self.failing_since, settings, canaries_on=canaries_on)
+            return self._outage(max(0.0, self._failed_at - self.failing_since), settings, canaries_on=canaries_on)
         return None
 
     def _loading(self, t: float, settings: Settings) -> Finding:

@@ -183,6 +183,8 @@ class Watch:
         poll = settings.poll_interval_sec
         if self._clock.advance(now, longest=2 * poll + settings.metrics_timeout_sec, keep=poll):
             self._gap_poll = self._polls + 1
+            if isinstance(event, CanaryDone):
+                self._desk.finish(event.token)  # over, so there is nothing to abandon; and it counts for nothing
             self._abandon()
         t = self._clock.at(now)
         match event:
@@ -569,7 +571,11 @@ class Watch:
             return Finding("replaced", "another engine process answers now: everything is learned anew")
         if self._rest.state is not None:
             return Finding("paused", f"the engine says it is {self._rest.state}: no canary, no hang")
-        return self._blind.finding(self.settings, canaries_on=canaries_on)
+        found = self._blind.finding(self.settings, canaries_on=canaries_on)
+        if found is not None and found.state not in HUNG and any(core.hang for core in self._ledger.cores.values()):
+            # What cannot be read proves nothing: a declared hang stands until its core is forgotten.
+            return None
+        return found
 
     def _worst_core(self, now: Conditions) -> Finding:
         worst: Finding | None = None
