@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,3 +26,34 @@ def sim() -> Iterator[SimFactory]:
     yield start
     for process in started:
         process.close()
+
+
+@pytest.fixture(scope="session")
+def _kept() -> Iterator[dict[str, SimProcess]]:
+    engines: dict[str, SimProcess] = {}
+    yield engines
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture
+def warm(_kept: dict[str, SimProcess]) -> Iterator[SimFactory]:
+    """Engines that are shared by tests with the same options, healthy and without load; counters are not at zero.
+
+    Saves most of a second per test. A test that kills or restarts processes uses `sim` instead.
+    """
+    used: list[tuple[str, SimProcess]] = []
+
+    def borrow(engine: str = "vllm", **options: Any) -> SimProcess:
+        key = f"{engine} {sorted(options.items())}"
+        if key not in _kept:
+            _kept[key] = SimProcess(engine, **options).start()
+        used.append((key, _kept[key]))
+        return _kept[key]
+
+    yield borrow
+    for key, engine in used:
+        with contextlib.suppress(Exception):
+            engine.calm()
+            continue
+        _kept.pop(key).close()

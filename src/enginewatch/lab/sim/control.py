@@ -7,6 +7,7 @@
   chunks 1 = a single forward pass
 - `POST /_sim/restart {"load_sec"}`: another process on the same port, killed and started in place
 - `POST /_sim/crash {"down_sec", "load_sec"}`: dies; refused for `down_sec`, then starts and loads
+- `POST /_sim/calm`: no fault, no pause, no load; counters stay
 - `POST /_sim/reset_counters`: counters from zero in the same process
 - `POST /_sim/log {"lines": [...]}`: lines into the log file; `{"detokenizer": true}` SGLang's line
 """
@@ -23,6 +24,7 @@ from aiohttp import web
 
 from enginewatch.lab.sim.engine import Engine, read_json
 from enginewatch.lab.sim.enginelog import DETOKENIZER_LINE
+from enginewatch.lab.sim.faults import Faults
 from enginewatch.lab.sim.load import Load, load_options
 
 _CHUNK_SEC = 0.25
@@ -49,6 +51,7 @@ class Control:
         app.router.add_post("/_sim/prefill", self._prefill)
         app.router.add_post("/_sim/restart", self._restart)
         app.router.add_post("/_sim/crash", self._restart)
+        app.router.add_post("/_sim/calm", self._calm)
         app.router.add_post("/_sim/reset_counters", self._reset)
         app.router.add_post("/_sim/log", self._log)
 
@@ -87,10 +90,7 @@ class Control:
         except ValueError as error:
             return _refuse(str(error))
         faults = engine.faults
-        engine.ranks.tune(peer_gone=faults.peer_gone)
-        for rank in engine.ranks.all:
-            slow = faults.step_delay_core in ("", rank.core)
-            engine.ranks.tune(rank.core, extra_sec=faults.step_delay_sec if slow else 0.0)
+        self._tune()
         # A core that hangs would never acknowledge; the switch must not wait for it.
         if faults.paused != before["paused"]:
             self._begin(engine.set_paused(faults.paused, "keep"))
@@ -98,6 +98,23 @@ class Control:
             self._begin(engine.set_sleep_level(faults.sleeping))
         await asyncio.sleep(0)
         return web.json_response(faults.to_dict())
+
+    def _tune(self) -> None:
+        faults, ranks = self._engine.faults, self._engine.ranks
+        ranks.tune(peer_gone=faults.peer_gone)
+        for rank in ranks.all:
+            slow = faults.step_delay_core in ("", rank.core)
+            ranks.tune(rank.core, extra_sec=faults.step_delay_sec if slow else 0.0)
+
+    async def _calm(self, request: web.Request) -> web.Response:
+        engine = self._engine
+        self._load.stop()
+        engine.faults.update(Faults().to_dict())
+        self._tune()
+        if engine.sleep_level:
+            await engine.set_sleep_level(0)
+        await engine.set_paused(False, "")
+        return web.json_response({})
 
     async def _set_load(self, request: web.Request) -> web.Response:
         try:

@@ -29,6 +29,9 @@ class EnginePage(Page, Protocol):
     def reset(self) -> None:
         """All counters from zero in the same process."""
 
+    def sleep_state(self, core: str, level: int) -> None:
+        """A core went to sleep (1, 2) or woke up (0)."""
+
     def rejected(self) -> None:
         """A request was turned away because the queue is full."""
 
@@ -62,6 +65,8 @@ class Engine:
         """Put every core to sleep (1, 2) or wake it (0). A core that hangs is waited for."""
         await self.ranks.call("sleep" if level else "wake_up", {"level": level})
         self.sleep_level = level
+        for rank in self.ranks.all:
+            self.page.sleep_state(rank.core, level)
 
     async def run(self, stream: Stream) -> dict[str, Any]:
         """Read a request to its end; returns its last output."""

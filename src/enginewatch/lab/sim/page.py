@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary
+from prometheus_client.registry import Collector
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
@@ -73,3 +74,19 @@ class Families:
         for metrics in (self._counters, self._gauges, self._histograms, self._summaries):
             if name in metrics and labels:
                 metrics[name].labels(**labels)
+
+
+class _InUse(Collector):
+    def __init__(self, registry: CollectorRegistry, also: frozenset[str]) -> None:
+        self._registry = registry
+        self._also = also
+
+    def collect(self) -> Iterable[Metric]:
+        return [metric for metric in self._registry.collect() if metric.samples or metric.name in self._also]
+
+
+def in_use(registry: CollectorRegistry, also: frozenset[str] = frozenset()) -> CollectorRegistry:
+    """A view of a registry without families that have no series, but for `also`: what a multiprocess registry shows."""
+    view = CollectorRegistry()
+    view.register(_InUse(registry, also))
+    return view

@@ -153,7 +153,7 @@ class SimProcess:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise SimError(f"the simulated {self.engine} engine did not serve within {timeout:g} s")
-                if self._reader is None or not self._reader.is_alive():
+                if self._process is None or self._process.poll() is not None:
                     raise SimError(f"the simulated {self.engine} engine ended with exit code {self.exit_code()}")
                 self._news.wait(min(left, 0.2))
 
@@ -216,6 +216,12 @@ class SimProcess:
         if partial is not None:
             order["partial"] = partial
         self._ask("/_sim/log", order)
+
+    def calm(self) -> None:
+        """Undo what was done to it: processes resumed, faults and pauses gone, no load. Counters stay."""
+        for pid in list(self._stopped):
+            self.resume_pid(pid)
+        self._ask("/_sim/calm", {})
 
     def stop(self, core: str | int = 0) -> None:
         """SIGSTOP the rank of a core: the hang."""

@@ -156,6 +156,7 @@ class SglangCore:
             self._gauges_due = self._gauges_due if self._gauges_due is not None else now + self._stale_sec
         if not idle:
             self._idle_since = None
+            self._gauges_due = now if self._gauges_due is None else self._gauges_due
         due = self._gauges_due is not None and now >= self._gauges_due
         beat = idle and now - self._idle_told_at >= _HEARTBEAT_SEC
         return self._told(now) if self._outputs or due or beat else None

@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from enginewatch.engines.profile import version_tuple
 from enginewatch.lab.sim import sglang_families
 from enginewatch.lab.sim.options import SimOptions
-from enginewatch.lab.sim.page import Families
+from enginewatch.lab.sim.page import Families, in_use
 from enginewatch.lab.sim.ranks import Stream
 
 _ENGINE_TYPES = {"agg": "unified", "prefill": "prefill", "decode": "decode"}
@@ -182,6 +182,9 @@ class SglangPage:
         """A request was turned away because the queue is full: SGLang counts it as aborted."""
         self._families.add("sglang:num_aborted_requests", 1, **self._tokenizer())
 
+    def sleep_state(self, core: str, level: int) -> None:
+        """Not told on this page."""
+
     def http_began(self, route: str, method: str) -> None:
         """A request arrived; /metrics and health probes are counted too."""
         if "sglang:http_requests" in self._names:
@@ -211,7 +214,7 @@ class SglangPage:
             self._cpu_due = now + _CPU_PERIOD_SEC
             self._tell_cpu()
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return encode(in_use(self._registry)), content_type
 
     def _tell_startup(self, now: float) -> None:
         if "sglang:startup_time_seconds" not in self._names:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from enginewatch.lab.sim.http_page import HTTP_FAMILIES, HttpPage
 from enginewatch.lab.sim.options import SimOptions
-from enginewatch.lab.sim.page import Families, Family
+from enginewatch.lab.sim.page import Families, Family, in_use
 from enginewatch.lab.sim.ranks import Stream
 
 _CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -40,6 +40,17 @@ _LABEL_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "vllm:request_success": ("finished_reason", ("stop", "length", "abort", "error", "repetition")),
 }
 """Families with a label of their own: all its values are on the page from the start."""
+
+
+_SET_BY_STEPS = frozenset(
+    {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_waiting_by_reason",
+        "vllm:kv_cache_usage_perc",
+    }
+)
+"""Gauges of which a multiprocess registry shows no series, only the comments, before a core's first step."""
 
 
 def _family(name: str, kind: Any, help_: str, buckets: tuple[float, ...] = ()) -> Family:
@@ -252,6 +263,8 @@ class VllmPage:
     def _open(self, core: str) -> None:
         common = {"model_name": self._options.model, "engine": core}
         for family in FAMILIES:
+            if self._options.multiprocess and family.name in _SET_BY_STEPS:
+                continue
             if family.name in _LABEL_VALUES:
                 label, values = _LABEL_VALUES[family.name]
                 for value in values:
@@ -358,8 +371,10 @@ class VllmPage:
 
         What the client accepts is ignored (0.32.0). `engine_series` false is --disable-log-stats.
         """
-        engine = generate_latest(self._engine) if engine_series else b""
-        return generate_latest(self._process) + engine + generate_latest(self._http), _CONTENT_TYPE
+        registries = [self._process, self._engine, self._http] if engine_series else [self._process, self._http]
+        if self._options.multiprocess:
+            registries = [in_use(registry, _SET_BY_STEPS) for registry in registries]
+        return b"".join(generate_latest(registry) for registry in registries), _CONTENT_TYPE
 
     def _labels(self, core: str) -> dict[str, str]:
         return {"model_name": self._options.model, "engine": core}
