@@ -153,6 +153,15 @@ def test_rechecks_never_pile_up_while_a_core_is_frozen() -> None:
     assert len(rechecks) <= 3 * (400 - 62) / 5
 
 
+def test_a_declared_core_is_asked_on_but_needs_no_further_pages() -> None:
+    """64 dead cores that refuse at once must not mean 64 pages per poll."""
+    engine = ScriptedEngine(8).busy().at(62, ScriptedEngine.hang).at(62, lambda e: e.answer(Outcome.REFUSED))
+    shell = VirtualShell(engine).run(400)
+    late = [event for t, event in shell.events if t > 300 and isinstance(event, Scraped)]
+    assert len([t for t, _ in shell.canaries if t > 300]) == 8 * 20
+    assert not any(event.recheck for event in late)
+
+
 def test_a_page_overtaken_by_a_recheck_does_not_bring_back_the_past() -> None:
     """The recheck began later and was read first; the poll's older page must not look like a counter that fell."""
     watch = DirectWatch()

@@ -451,7 +451,7 @@ class Watch:
             return
         if failed:
             core.run.failed(done.begun, t, outcome)
-            if done.purpose == "core":
+            if done.purpose == "core" and core.hang is None:
                 # What we know of the core is older than this failure: look again before judging.
                 self._recheck(t, t)
         else:
