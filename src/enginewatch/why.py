@@ -90,7 +90,8 @@ def fetch_verdict(address: str) -> dict[str, Any]:
         # Without the environment's proxy: a sidecar is next door.
         with build_opener(ProxyHandler({})).open(address, timeout=TIMEOUT_SEC) as answer:
             raw = answer.read(MAX_ANSWER_BYTES)
-    except HTTPError:
+    except HTTPError as refusal:
+        refusal.close()
         raise stranger from None
     except (HTTPException, UnicodeError):
         raise stranger from None

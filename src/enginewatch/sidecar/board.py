@@ -180,8 +180,8 @@ class Board:
 
 def rfc3339(unix_sec: float) -> str:
     """UTC with two decimals, `2026-10-14T02:07:21.29Z`."""
-    whole, hundredths = divmod(round(unix_sec * 100), 100)
     try:
+        whole, hundredths = divmod(round(unix_sec * 100), 100)
         moment = datetime.fromtimestamp(whole, UTC)
     except (ValueError, OverflowError, OSError):
         # An engine may claim any start time; an impossible one must not take the answer down.

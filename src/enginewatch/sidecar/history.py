@@ -34,6 +34,7 @@ from enginewatch.sidecar.board import rfc3339
 from enginewatch.sidecar.config import public_settings
 
 RING_BYTES = 256 * 1024
+ENTRY_BYTES = 16 * 1024
 EVIDENCE_COUNT = 5
 EVIDENCE_BYTES = 64 * 1024
 QUIET_SEC = 60.0
@@ -142,7 +143,10 @@ class History:
         return True
 
     def _keep(self, now: float, body: dict[str, Any]) -> None:
-        line = msgspec.json.encode({"at": rfc3339(self._unix(now)), **body}) + b"\n"
+        at = rfc3339(self._unix(now))
+        line = msgspec.json.encode({"at": at, **body}) + b"\n"
+        if len(line) > ENTRY_BYTES:
+            line = msgspec.json.encode({"at": at, "kind": body["kind"], "too_large_bytes": len(line)}) + b"\n"
         self._count += 1
         self._ring.append((self._count, line))
         self._ring_bytes += len(line)
