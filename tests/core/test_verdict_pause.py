@@ -1,0 +1,231 @@
+"""An engine that rests on purpose looks exactly like a wedged one; only it itself can tell."""
+
+from __future__ import annotations
+
+import pytest
+from direct_watch import DirectWatch, kinds, vllm_page
+from scripted_sglang import ScriptedSGLang
+from virtual_shell import ScriptedEngine, VirtualShell
+
+from enginewatch.core.events import Flags, Outcome
+from enginewatch.core.settings import Settings
+
+AWAKE = 'vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"}'
+
+
+def sleeps(engine: ScriptedEngine) -> ScriptedEngine:
+    engine.extra[AWAKE] = 0.0
+    return engine.hang()
+
+
+def wakes(engine: ScriptedEngine) -> ScriptedEngine:
+    engine.extra[AWAKE] = 1.0
+    return engine.resume()
+
+
+def pauses(engine: ScriptedEngine) -> ScriptedEngine:
+    engine.flags = Flags.PAUSED
+    return engine.hang()
+
+
+def resumes(engine: ScriptedEngine) -> ScriptedEngine:
+    engine.flags = Flags.CLEAR
+    return engine.resume()
+
+
+def with_flags(flags: Flags = Flags.CLEAR) -> ScriptedEngine:
+    engine = ScriptedEngine()
+    engine.flags = flags
+    return engine
+
+
+# --- by the page ----------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_sleeps_by_its_page_is_neither_hung_nor_asked() -> None:
+    engine = ScriptedEngine().busy().at(62, sleeps)
+    shell = VirtualShell(engine).run(600)
+    assert shell.acted() == []
+    assert shell.state == "paused"
+    assert "sleeping" in shell.watch.verdict.reason
+    assert [t for t, _ in shell.canaries if t > 65] == []
+
+
+def test_the_same_engine_awake_is_hung() -> None:
+    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang)
+    engine.extra[AWAKE] = 1.0
+    assert VirtualShell(engine).run(600).acted()
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        'vllm:sleep_mode_operations_in_flight{engine="0",model_name="m",operation="wake"}',
+        'vllm:rl_weight_update_operations_in_flight{engine="0",model_name="m",operation="update"}',
+    ],
+)
+def test_a_wake_or_a_weight_update_under_way_is_not_a_hang(series: str) -> None:
+    """Canaries once killed workers during weight transfers (dynamo#14703)."""
+    engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({series: 1.0}))
+    assert VirtualShell(engine).run(300).acted() == []
+    engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({series: 0.0}))
+    assert VirtualShell(engine).run(300).acted(), "the negative control: none is under way"
+
+
+def test_a_page_that_loses_the_flag_says_nothing_more() -> None:
+    engine = ScriptedEngine().busy().at(62, sleeps).at(122, lambda e: e.extra.clear())
+    shell = VirtualShell(engine).run(240)
+    assert 125 + 30 <= shell.acted()[0] <= 125 + 36
+
+
+# --- by the endpoints -----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_says_it_is_paused_is_neither_hung_nor_asked() -> None:
+    engine = with_flags().busy().at(62, pauses)
+    shell = VirtualShell(engine).run(600)
+    assert shell.acted() == []
+    assert shell.state == "paused"
+    assert [t for t, _ in shell.canaries if t > 71] == []
+
+
+@pytest.mark.parametrize("flags", [Flags.CLEAR, Flags.ABSENT, Flags.SILENT])
+def test_an_engine_that_does_not_say_so_is_hung(flags: Flags) -> None:
+    """No answer proves nothing: a hung core gives none."""
+    engine = with_flags().busy().at(62, lambda e: setattr(e.hang(), "flags", flags))
+    assert VirtualShell(engine).run(180).acted()[0] <= 62 + 36
+
+
+def test_the_endpoints_are_read_on_stalled_polls_only() -> None:
+    shell = VirtualShell(with_flags().busy().at(62, ScriptedEngine.idle)).run(120)
+    times = [t for t, instruction in shell.asked if type(instruction).__name__ == "ReadFlags"]
+    assert times
+    assert min(times) > 62
+
+
+def test_a_yes_counts_for_three_polls() -> None:
+    watch = DirectWatch()
+    watch.page(0, vllm_page())
+    watch.described(0.1)
+    watch.page(5, vllm_page())
+    watch.flags(5.5, Flags.PAUSED)
+    states = []
+    for t in (10, 15, 20, 25):
+        watch.page(t, vllm_page())
+        states.append(watch.state)
+    assert states[:2] == ["paused", "paused"]
+    assert states[2] != "paused"
+
+
+def test_a_yes_repeated_holds_for_as_long_as_it_is_repeated() -> None:
+    shell = VirtualShell(with_flags().busy().at(62, pauses)).run(2000)
+    assert shell.states[-1] == "paused"
+    assert shell.states.count("paused") == 1, "never once left"
+
+
+def test_a_no_ends_it_at_once() -> None:
+    watch = DirectWatch()
+    watch.page(0, vllm_page())
+    watch.described(0.1)
+    watch.page(5, vllm_page())
+    watch.flags(5.5, Flags.PAUSED)
+    watch.page(10, vllm_page())
+    watch.flags(10.5, Flags.CLEAR)
+    assert watch.state != "paused"
+
+
+def test_an_engine_that_pauses_and_then_wedges_is_found_when_the_yes_has_expired() -> None:
+    engine = with_flags().busy().at(62, pauses).at(122, lambda e: setattr(e, "flags", Flags.SILENT))
+    shell = VirtualShell(engine).run(300)
+    assert 122 + 30 <= shell.acted()[0] <= 122 + 15 + 36
+
+
+def test_an_engine_without_the_endpoints_is_not_asked_again_until_it_is_replaced() -> None:
+    engine = with_flags(Flags.ABSENT).at(302, ScriptedEngine.restart)
+    shell = VirtualShell(engine).run(600)
+    times = [t for t, instruction in shell.asked if type(instruction).__name__ == "ReadFlags"]
+    assert len(times) == 2
+    assert times[1] > 302
+
+
+def test_a_question_that_is_never_answered_is_asked_again() -> None:
+    watch = DirectWatch()
+    asked = []
+    for poll in range(20):
+        asked += kinds(watch.page(5.0 * poll, vllm_page()))
+        if poll == 0:
+            watch.described(0.1)
+    assert 4 <= asked.count("ReadFlags") <= 8
+
+
+@pytest.mark.parametrize(("version", "asked"), [("0.5.23", True), ("0.5.22", False)])
+def test_sglang_is_asked_only_where_its_answer_can_be_trusted(version: str, asked: bool) -> None:
+    engine = ScriptedSGLang(version=version)
+    engine.flags = Flags.CLEAR
+    shell = VirtualShell(engine, kind="sglang").run(100)
+    assert any(type(instruction).__name__ == "ReadFlags" for instruction in shell.instructions) is asked
+
+
+# --- beginning and end ----------------------------------------------------------------------------------------------
+
+
+def test_a_pause_that_begins_takes_the_canary_back() -> None:
+    watch = DirectWatch()
+    watch.page(0, vllm_page())
+    watch.described(0.1)
+    watch.canary(0.2, Outcome.OK)
+    watch.page(5, vllm_page())
+    assert "AbandonCanary" in kinds(watch.flags(5.5, Flags.PAUSED))
+    watch.canary(10, Outcome.TIMEOUT)
+    assert watch.state == "paused"
+
+
+def test_the_end_of_a_pause_is_a_proof_of_life() -> None:
+    engine = with_flags().busy().at(62, pauses).at(122, lambda e: setattr(e, "flags", Flags.CLEAR))
+    shell = VirtualShell(engine).run(300)
+    assert 122 + 30 <= shell.acted()[0] <= 122 + 5 + 36
+
+
+def test_canaries_that_failed_before_a_pause_are_forgotten() -> None:
+    engine = with_flags(Flags.SILENT).at(62, ScriptedEngine.hang)
+    engine.at(82, lambda e: setattr(e, "flags", Flags.PAUSED)).at(87, resumes)
+    shell = VirtualShell(engine).run(300)
+    assert any(outcome is Outcome.TIMEOUT for _, _, outcome in shell.results)
+    assert shell.acted() == []
+
+
+def test_a_pause_ends_a_declared_hang() -> None:
+    engine = with_flags(Flags.SILENT).busy().at(62, ScriptedEngine.hang)
+    engine.at(122, lambda e: setattr(e, "flags", Flags.PAUSED))
+    shell = VirtualShell(engine).run(180)
+    assert shell.acted()
+    assert shell.state == "paused"
+    assert not shell.watch.verdict.hung
+
+
+def test_a_pause_of_an_engine_without_legs_stops_its_canaries_too() -> None:
+    engine = with_flags().busy()
+    engine.hide = lambda series: series.startswith("vllm:")
+    engine.at(62, pauses)
+    shell = VirtualShell(engine).run(600)
+    assert shell.acted() == []
+    assert shell.state == "paused"
+
+
+def test_a_pause_of_a_replaced_engine_is_not_the_new_ones() -> None:
+    engine = with_flags().busy().at(62, pauses)
+    engine.at(122, lambda e: setattr(e.restart(), "flags", Flags.CLEAR))
+    shell = VirtualShell(engine).run(126)
+    assert shell.state == "replaced"
+    assert shell.run(131).state != "paused"
+
+
+def test_a_sleeping_engine_that_does_not_answer_is_unreachable_not_paused() -> None:
+    shell = VirtualShell(ScriptedEngine().busy().at(62, sleeps).at(122, lambda e: e.fail("timeout"))).run(130)
+    assert shell.state == "unreach-grace"
+
+
+def test_the_first_canary_waits_until_the_engine_is_awake() -> None:
+    engine = sleeps(ScriptedEngine()).at(62, wakes)
+    shell = VirtualShell(engine, Settings(warmup_sec=0)).run(120)
+    assert min(t for t, _ in shell.canaries) >= 62
