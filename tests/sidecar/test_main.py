@@ -1,0 +1,294 @@
+"""`watch` as a process: what starts it, what ends it, and what must not."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = (Path(__file__).parent.parent / "data" / "vllm-0.32.0-single-idle-fresh.prom").read_bytes()
+FAST = {"POLL_INTERVAL_SEC": "0.2", "STALL_SEC": "2", "ACTIVE_PROBE_TIMEOUT_SEC": "0.3", "WARMUP_SEC": "0"}
+
+
+class Watch:
+    """A sidecar process on a free port."""
+
+    def __init__(self, *flags: str, environ: Mapping[str, str] | None = None, stderr: int = subprocess.PIPE) -> None:
+        inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "enginewatch", "watch", "--listen", "127.0.0.1:0", *flags],
+            env={"CONFIG_FILE": "/nonexistent/config.json", **inherited, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+        self.lines: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def url(self) -> str:
+        assert self.process.stderr is not None
+        for raw in self.process.stderr:
+            line = json.loads(raw)
+            self.lines.append(line)
+            if "url" in line:
+                url: str = line["url"]
+                return url
+        pytest.fail(f"it ended with {self.process.wait()} without having listened: {self.lines}")
+
+    def get(self, url: str) -> tuple[int, bytes]:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(url, timeout=5) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.code, refusal.read()
+
+    def wait_for(self, url: str, wanted: bytes, timeout_sec: float = 20) -> tuple[int, bytes]:
+        """Asks until the answer holds something."""
+        deadline = time.monotonic() + timeout_sec
+        while wanted not in (seen := self.get(url))[1]:
+            assert time.monotonic() < deadline, f"{wanted!r} not seen, but {seen}"
+            time.sleep(0.05)
+        return seen
+
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
+        """Exit code and how long it took."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        code = self.process.wait(10)
+        return code, time.monotonic() - began
+
+
+class Engine:
+    """A stand-in that serves a page; canaries are answered, or left hanging."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.release = threading.Event()
+        engine = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                bodies = {
+                    "/metrics": PAGE,
+                    "/v1/models": b'{"data": [{"id": "tiny", "owned_by": "vllm"}]}',
+                    "/version": b'{"version": "0.32.0"}',
+                }
+                self.give(bodies.get(self.path))
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                if engine.hangs:
+                    engine.release.wait(30)
+                    return
+                self.give(b'{"choices": [{"text": "a", "finish_reason": "length"}]}')
+
+            def give(self, body: bytes | None) -> None:
+                self.send_response(200 if body else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body or b"")))
+                self.end_headers()
+                self.wfile.write(body or b"")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: object) -> None:
+                pass
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+    def close(self) -> None:
+        self.release.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    started = Engine()
+    yield started
+    started.close()
+
+
+def test_a_healthy_idle_engine_is_ok_a_hung_one_is_503_and_its_recovery_200_again(engine: Engine) -> None:
+    with Watch("--engine-url", engine.url, environ=FAST) as watch:
+        url = watch.url()
+        assert watch.wait_for(f"{url}/healthz", b"the last canary went through")[0] == 200
+        assert watch.get(f"{url}/engine")[0] == 200
+        engine.hangs = True
+        status, body = watch.wait_for(f"{url}/healthz", b"hung: ")
+        assert status == 503
+        assert b"canaries in a row failed" in body
+        assert b'"kind":"evidence"' in watch.get(f"{url}/history")[1]
+        engine.hangs = False
+        engine.release.set()
+        assert watch.wait_for(f"{url}/healthz", b"ok: ")[0] == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_promptly_also_in_the_middle_of_a_hanging_canary(
+    engine: Engine, number: signal.Signals
+) -> None:
+    engine.hangs = True
+    with Watch("--engine-url", engine.url, environ={**FAST, "ACTIVE_PROBE_TIMEOUT_SEC": "60"}) as watch:
+        watch.wait_for(f"{watch.url()}/healthz", b"core 0")
+        code, seconds = watch.terminate(number)
+    assert code == 0
+    assert seconds < 1
+
+
+def test_a_bad_engine_url_in_the_environment_leaves_it_up_healthy_and_loud() -> None:
+    with Watch(environ={"ENGINE_URL": "nonsense", "STARTUP_BUDGET_SEC": "0.5", **FAST}) as watch:
+        url = watch.url()
+        time.sleep(1.5)
+        status, body = watch.get(f"{url}/healthz")
+        assert (status, body) == (200, b"ok: nothing is watched: ENGINE_URL cannot be used, the sidecar's log says why")
+        assert json.loads(watch.get(f"{url}/verdict")[1])["state"] == "startup"
+        assert watch.get(f"{url}/engine")[0] == 503
+        assert b"enginewatch_config_last_reload_successful 0.0" in watch.get(f"{url}/metrics")[1]
+        assert watch.terminate()[0] == 0
+        assert watch.process.stderr is not None
+        told = [json.loads(line) for line in watch.process.stderr]
+        assert any(line["level"] == "error" and line.get("key") == "ENGINE_URL" for line in told)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"ENGINE_KIND": "tgi", "ENGINE_ROLE": "router", "LOG_HANG_PATTERN": "(", "METRICS_PATH": "x"},
+        {"STALL_SEC": "soon", "MODE": "production", "POLL_INTERVAL_SEC": "NaN"},
+        {"CONFIG_FILE": "/"},
+        {"CONFIG_FILE": "/dev/zero"},
+        {"LOG_FILE": "/dev/zero"},
+        {"LOG_FILE": "/var/log/**/["},
+        {"ENGINE_API_KEY_FILE": "/nonexistent", "ENGINE_CA_FILE": "/dev/null"},
+        {"ENGINE_URL": "https://127.0.0.1:1"},
+        {"ENGINE_URL": "http://no-such-name.invalid:8000"},
+        {"ENGINE_KIND": "trtllm", "IDENTITY_KV_BOOTSTRAP_URL": "http://127.0.0.1:8998"},
+    ],
+)
+def test_nothing_in_the_environment_ends_it(environ: dict[str, str]) -> None:
+    with Watch(environ={"ENGINE_URL": "http://127.0.0.1:1", "POLL_INTERVAL_SEC": "0.1", **environ}) as watch:
+        url = watch.url()
+        time.sleep(0.5)
+        assert watch.get(f"{url}/healthz")[0] == 200
+        code, seconds = watch.terminate()
+        assert code == 0
+        assert seconds < 1
+
+
+def test_an_existing_configmap_is_used_and_its_change_is_seen(tmp_path: Path, engine: Engine) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"_": "hang-watcher", "poll_interval_sec": 0.1, "active_probe_path": "/health_generate"})
+    )
+    with Watch("--engine-url", engine.url, "--config-file", str(config)) as watch:
+        url = watch.url()
+        settings = json.loads(watch.get(f"{url}/verdict")[1])["settings"]
+        assert (settings["poll_interval_sec"], settings["active_probe_path"]) == (0.1, "/health_generate")
+        config.write_text('{"poll_interval_sec": 0.2, "mode": "shadow"}')
+        watch.wait_for(f"{url}/verdict", b'"mode":"shadow"')
+        config.write_text("{")
+        watch.wait_for(f"{url}/metrics", b"enginewatch_config_last_reload_successful 0.0")
+        assert json.loads(watch.get(f"{url}/verdict")[1])["settings"]["mode"] == "shadow"
+
+
+def test_stderr_may_be_closed(engine: Engine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Watch("--listen", f"127.0.0.1:{port}", "--engine-url", engine.url, environ=FAST, stderr=writer) as watch:
+        os.close(writer)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                assert watch.wait_for(f"http://127.0.0.1:{port}/healthz", b"went through")[0] == 200
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+
+def run(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
+    return subprocess.run(
+        [sys.executable, "-m", "enginewatch", "watch", *flags],
+        env={**inherited, **environ},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+def test_a_bad_flag_is_one_sentence_and_exit_code_2() -> None:
+    for flags in (["--engine-url", "nonsense"], ["--bogus"], ["--listen", "x"], ["--log-hang-pattern", "("]):
+        ended = run(*flags)
+        assert ended.returncode == 2
+        assert ended.stderr.count("\n") == 1
+        assert ended.stderr.startswith("enginewatch watch: ")
+
+
+def test_a_port_in_use_is_one_sentence_and_exit_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = run(LISTEN=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "address already in use" in ended.stderr
+
+
+def test_help_is_on_stdout_and_exit_code_0() -> None:
+    ended = run("--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "--engine-url URL" in ended.stdout
+
+
+def test_it_loads_nothing_made_for_people_and_no_simulator() -> None:
+    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "enginewatch", "watch", "--listen", "127.0.0.1:0"],
+        env={**inherited, "ENGINE_URL": "http://127.0.0.1:1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    loaded = set()
+    for line in process.stderr:
+        loaded.add(line.rpartition("|")[2].strip())
+        if '"url"' in line:
+            break
+    process.terminate()
+    process.communicate(timeout=10)
+    assert "aiohttp.web" in loaded
+    # `rich` itself is tried by structlog, and kept from it.
+    unwanted = ("rich.", "cyclopts", "enginewatch.lab", "prometheus_client.parser", "enginewatch.client.doctor")
+    assert [name for name in loaded if name.startswith(unwanted)] == []
