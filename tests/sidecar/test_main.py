@@ -162,7 +162,7 @@ def test_a_signal_ends_it_promptly_also_in_the_middle_of_a_hanging_canary(
         watch.wait_for(f"{watch.url()}/healthz", b"core 0")
         code, seconds = watch.terminate(number)
     assert code == 0
-    assert seconds < 1
+    assert seconds < 5, "what it would wait for takes longer by far"
 
 
 def test_a_bad_engine_url_in_the_environment_leaves_it_up_healthy_and_loud() -> None:
@@ -202,7 +202,7 @@ def test_nothing_in_the_environment_ends_it(environ: dict[str, str]) -> None:
         assert watch.get(f"{url}/healthz")[0] == 200
         code, seconds = watch.terminate()
         assert code == 0
-        assert seconds < 1
+        assert seconds < 5, "what it would wait for takes longer by far"
 
 
 def test_an_existing_configmap_is_used_and_its_change_is_seen(tmp_path: Path, engine: Engine) -> None:
