@@ -265,7 +265,14 @@ def test_load_can_be_started_aimed_and_stopped(warm: SimFactory) -> None:
 
 
 def test_an_unknown_or_wrong_fault_is_refused_in_one_sentence_and_changes_nothing(vllm: SimProcess) -> None:
-    for wrong in ({"hnag": 1}, {"answer": "maybe"}, {"metrics_delay_sec": "long"}, {"paused": 1}):
+    for wrong in (
+        {"hnag": 1},
+        {"answer": "maybe"},
+        {"metrics_delay_sec": "long"},
+        {"paused": 1},
+        {"health": "ill"},
+        {"answer_count": -1},
+    ):
         with pytest.raises(SimError):
             vllm.fault(**wrong)
     assert vllm.fault() == Faults().to_dict()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+
 import pytest
 from tests.lab.conftest import SimFactory
 from tests.lab.sim_asking import ask, canary, eventually, hangs, page, value
@@ -119,6 +122,18 @@ def test_sglang_health_goes_through_the_scheduler_and_ready_does_not(sglang: Sim
     assert sick.status == 503
     assert sick.seconds >= 1.5
     assert ask(sglang, "/ready").status == 503
+
+
+def test_a_stream_from_a_hung_engine_begins_with_a_200_and_brings_nothing(either: SimProcess) -> None:
+    either.stop()
+    connection = http.client.HTTPConnection("127.0.0.1", either.port, timeout=WAIT)
+    path = "/v1/completions" if either.engine == "vllm" else "/generate"
+    connection.request("POST", path, json.dumps({"prompt": "a", "text": "a", "stream": True}))
+    response = connection.getresponse()
+    assert response.status == 200
+    with pytest.raises(TimeoutError):
+        response.read(1)
+    connection.close()
 
 
 def test_everything_resumes_after_sigcont(either: SimProcess) -> None:

@@ -11,6 +11,7 @@ Processes of one simulated engine (`python -m enginewatch.lab.sim vllm`):
 
 Modules:
     - rank side, few imports: wire, lineage, job, vllm_core, sglang_core, rank
-    - front end: ranks, page, vllm_page, sglang_page, vllm_http, sglang_http, faults, load, control, frontend
+    - front end: ranks, page, vllm_families, vllm_page, sglang_families, sglang_page, http_page, engine, enginelog,
+      vllm_http, sglang_http, metrics_http, middleware, faults, spoil, load, control, frontend
     - around them: options, supervisor, and process, with which tests and drills start one
 """

@@ -103,7 +103,11 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 async def start_events(request: web.Request) -> web.StreamResponse:
-    """Begin a stream of server-sent events."""
+    """Begin a stream of server-sent events.
+
+    The status goes out before the engine has said anything, as from the real servers: a hung core that is asked for a
+    stream gives a 200 and then nothing.
+    """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     return response

@@ -92,6 +92,13 @@ class Faults:
             if type(value) is not type(default):
                 raise ValueError(f"{name} is {value!r}, expected {type(default).__name__}")
             new[name] = value
+        if new["health"] and not new["health"].isdigit():
+            raise ValueError(f"health is {new['health']!r}, expected a status like '503'")
+        for name, value in new.items():
+            if isinstance(value, int | float) and value < 0:
+                raise ValueError(f"{name} is {value!r}, expected 0 or more")
+        if not new["metrics_rate"]:
+            raise ValueError("metrics_rate is 0, expected bytes per second; metrics 'hang' never answers")
         for name, allowed in (("answer", ANSWERS), ("metrics", METRICS)):
             if new[name] and new[name] not in allowed:
                 raise ValueError(f"{name} is {new[name]!r}, expected one of {', '.join(allowed)}")

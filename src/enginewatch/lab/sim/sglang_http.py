@@ -224,22 +224,18 @@ class SglangHttp:
         return "missing" if not host else "fake" if host == FAKE_HOST else "peer"
 
     async def _stream(self, request: web.Request, body: dict[str, Any], stream: Stream, rid: str) -> web.StreamResponse:
-        response = None
+        response = await start_events(request)
         try:
             finish = None
             while finish is None:
                 output = await stream.next()
                 finish = output.get("finish")
-                response = response or await start_events(request)
                 text = _WORD * (output["new"] if request.path in _OPENAI_PATHS else stream.produced)
                 await response.write(_event(self._part(request, stream, rid, text, finish)))
-            assert response is not None
             if (body.get("stream_options") or {}).get("include_usage"):
                 usage = self._openai(False, "", None, stream.prompt, stream.produced, True) | {"choices": []}
                 await response.write(_event(usage | {"usage": _usage(stream.prompt, stream.produced)}))
         except CoreDied:
-            if response is None:
-                raise
             await response.write(_event(self.error_object("The scheduler has died.")))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()

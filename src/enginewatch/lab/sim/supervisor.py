@@ -68,7 +68,7 @@ class Supervisor:
     def __init__(self, options: SimOptions, port: int) -> None:
         self._options = options
         self._port = port
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()  # epoll refuses /dev/null as standard input
         self._front: subprocess.Popen[bytes] | None = None
         self._pipe: socket.socket | None = None
         self._heard = b""

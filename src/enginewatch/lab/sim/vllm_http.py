@@ -182,24 +182,20 @@ class VllmHttp:
     async def _stream(
         self, request: web.Request, body: dict[str, Any], stream: Stream, chat: bool
     ) -> web.StreamResponse:
-        response: web.StreamResponse | None = None
+        response = await start_events(request)
         answer_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         try:
             finish = None
             while finish is None:
                 output = await stream.next()
                 finish = output.get("finish")
-                response = response or await start_events(request)
                 chunk = self._chunk(chat, _WORD * output["new"], finish) | {"id": answer_id, "created": created}
                 await response.write(_event(chunk))
-            assert response is not None
             if (body.get("stream_options") or {}).get("include_usage"):
                 usage = self._chunk(chat, "", None) | {"id": answer_id, "created": created}
                 usage |= {"choices": [], "usage": _usage(stream.prompt, stream.produced)}
                 await response.write(_event(usage))
         except CoreDied:
-            if response is None:
-                raise
             await response.write(_event(_error_body(500, "The engine core has died.", "InternalServerError")))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
