@@ -84,7 +84,7 @@ class ScriptedEngine:
         self._numbers = itertools.count()
         self._now = 0.0
 
-    def at(self, t: float, change: Callable[[ScriptedEngine], Any]) -> ScriptedEngine:
+    def at(self, t: float, change: Callable[[Any], Any]) -> ScriptedEngine:
         """Have `change(engine)` happen at time t."""
         heapq.heappush(self._script, (t, next(self._numbers), change))
         return self

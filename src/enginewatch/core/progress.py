@@ -338,17 +338,18 @@ class Ledger:
                     core.transfers_at = t
             slot.value = value
         with_legs = 0
-        for core in list(self.cores.values()):
+        absent = []
+        for core in self.cores.values():
             if core.last_page == page:
                 with_legs += 1
                 core.page_begun = begun
                 core.polls_absent = 0
                 if page in (core.counter_page, core.gauge_page):
                     _moved(core, page, t, begun, poll, recheck)
-            elif not recheck:
-                core.polls_absent += 1
-        if with_legs:
-            self._retire()
+            else:
+                absent.append(core)
+        if with_legs and absent and not recheck:
+            self._retire(absent)
         return PageNews(
             with_legs,
             fell,
@@ -368,14 +369,13 @@ class Ledger:
                 core.gauge_poll = poll
             core._carry_counter = core._carry_gauge = False
 
-    def _retire(self) -> None:
-        for name in [name for name, core in self.cores.items() if core.polls_absent >= RETIRE_AFTER]:
-            del self.cores[name]
-            self._slots = {
-                s: slot
-                for s, slot in self._slots.items()
-                if slot is None or slot.core is None or slot.core.name != name
-            }
+    def _retire(self, absent: list[Core]) -> None:
+        """Count the cores that this poll's page does not show while it shows others, and drop those gone for good."""
+        for core in absent:
+            core.polls_absent += 1
+            if core.polls_absent >= RETIRE_AFTER:
+                del self.cores[core.name]
+                self._slots = {s: slot for s, slot in self._slots.items() if slot is None or slot.core is not core}
 
     def _adopt(self, series: str, value: float, t: float, poll: int) -> _Slot | None:
         """First sight of a series: find out what it is."""
