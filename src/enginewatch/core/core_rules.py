@@ -13,7 +13,8 @@ The rules, in the order in which they are tried:
       (Busy now is not enough: an engine that was idle for an hour has its first request.)
     - Whatever the rule, a hang is declared on a page begun after its time was up (and after the last failed canary): a
       verdict must not rest on a picture older than the question.
-    - A declared hang holds until the core proves life (`Core.prove`); newer failures and unread pages change nothing.
+    - A declared hang holds until the core proves life (`Core.prove`), or until the operator asks for more patience than
+      it has had; newer failures and unread pages change nothing.
 """
 
 from __future__ import annotations
@@ -101,9 +102,13 @@ def recheck_at(core: Core, now: Conditions) -> float | None:
     if core.hang is not None or core.counter_poll == now.poll or not now.canaries_on:
         return None
     soon = now.settings.poll_interval_sec
-    rules = (_hung_by_canaries_from(core, now), _hung_passively_from(core, now), _hung_by_log_from(core, now))
-    ready = [at for at in rules if at is not None and 0 < at - now.t < soon]
+    ready = [at for at in _hung_from(core, now) if 0 < at - now.t < soon]
     return min(ready) + _A_LITTLE_LATER_SEC if ready else None
+
+
+def still_holds(core: Core, now: Conditions) -> bool:
+    """Whether a declared hang would be one by settings that changed since."""
+    return any(at <= now.t for at in _hung_from(core, now))
 
 
 def is_busy(core: Core, now: Conditions) -> bool:
@@ -120,6 +125,11 @@ def log_speaks(core: Core, now: Conditions) -> bool:
 
 # A rule says from when on a page must have been begun for it to declare the core; None when more than time is missing.
 # That page is the proof: between two polls the time may run out on an engine that has long gone on.
+
+
+def _hung_from(core: Core, now: Conditions) -> list[float]:
+    rules = (_hung_by_canaries_from(core, now), _hung_passively_from(core, now), _hung_by_log_from(core, now))
+    return [at for at in rules if at is not None]
 
 
 def _seen_frozen(core: Core, since: float | None) -> bool:

@@ -23,7 +23,7 @@ from enginewatch.core import explain as explain_module
 from enginewatch.core.blind import Blindness
 from enginewatch.core.canaries import CanaryDesk, InFlight, Purpose, next_core
 from enginewatch.core.clock import GapClock
-from enginewatch.core.core_rules import Conditions, is_busy, judge_core, log_speaks, recheck_at
+from enginewatch.core.core_rules import Conditions, is_busy, judge_core, log_speaks, recheck_at, still_holds
 from enginewatch.core.events import (
     FAILURES,
     AbandonCanary,
@@ -205,8 +205,7 @@ class Watch:
             case LogChannelChanged():
                 self._on_log_channel(event.problem)
             case SettingsChanged():
-                self.settings = event.settings
-                self._take_request()
+                self._on_settings(event.settings, t)
             case Tick():
                 pass
         conditions = self._conditions(t)
@@ -503,6 +502,17 @@ class Watch:
         self._take_request()
         self._log("info", f"the engine is {profile.title}", kind=profile.kind)
 
+    def _on_settings(self, settings: Settings, t: float) -> None:
+        """New settings; whoever asks for more patience means the hang that stands as well."""
+        before, self.settings = self.settings, settings
+        self._take_request()
+        if _patience(before) == _patience(settings):
+            return
+        conditions = self._conditions(t)
+        for core in self._ledger.cores.values():
+            if core.hang is not None and not still_holds(core, conditions):
+                core.hang = None
+
     def _take_request(self) -> None:
         self._request = canary_request(self.settings, self._profile or UNKNOWN, self.role)
 
@@ -643,6 +653,10 @@ class Watch:
             process_since=self._process_since if self._process_since != _NEVER else None,
             last_page_at=self._last_begun if self._last_begun != _NEVER else None,
         )
+
+
+def _patience(settings: Settings) -> tuple[float, float, int]:
+    return settings.stall_sec, settings.log_stall_sec, settings.active_probe_min_failures
 
 
 def _no_page(failure: str, detail: str) -> str:
