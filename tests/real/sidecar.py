@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -103,6 +104,12 @@ class SidecarProcess:
         parsed: dict[str, Any] = json.loads(body)
         return parsed
 
+    def history(self) -> list[dict[str, Any]]:
+        """What /history tells, oldest first."""
+        status, body = get(f"{self.url}/history")
+        assert status == 200, f"/history answered {status}: {body[:300]!r}"
+        return [json.loads(line) for line in body.splitlines()]
+
     def series(self, name: str) -> dict[str, float]:
         """The series of one of the sidecar's own metrics, by their label text."""
         page = get(f"{self.url}/metrics")[1].decode()
@@ -130,13 +137,15 @@ class SidecarProcess:
         return [sample for sample in self.samples if sample.at >= moment]
 
     def told(self, begun: int = 0) -> str:
-        """The states seen, each once per run of its kind, for the message of a failed test."""
+        """The states seen, each once per run of its kind, and the canaries, for the message of a failed test."""
         lines: list[str] = []
         last = None
         for sample in self.samples[begun:]:
             if (sample.status, sample.state) != last:
                 lines.append(f"{sample.at:.2f} {sample.status} {sample.body}")
                 last = (sample.status, sample.state)
+        with contextlib.suppress(OSError, AssertionError):
+            lines += [f"canary: {event}" for event in self.history() if event["kind"] == "canary"][-10:]
         return "\n".join(lines)
 
     def _wait_url(self) -> str:
@@ -163,8 +172,9 @@ class SidecarProcess:
             try:
                 status, body = get(f"{self.url}/healthz")
                 state = self.json("/verdict")["state"]
-            except (OSError, AssertionError):
-                if self._process.poll() is None and not self._closing.is_set():
-                    self.samples.append(Sample(time.time(), 0, "no answer", "no answer"))
-                continue
-            self.samples.append(Sample(time.time(), status, body.decode(errors="replace"), state))
+                sample = Sample(time.time(), status, body.decode(errors="replace"), state)
+            except Exception as error:
+                # Whatever it is, it belongs into the story that a failed test tells.
+                sample = Sample(time.time(), 0, repr(error), "no answer")
+            if not self._closing.is_set():
+                self.samples.append(sample)

@@ -1,4 +1,4 @@
-"""Makes a model small enough to serve in a test: half a megabyte of random weights and a tokenizer of its own.
+"""Makes a model small enough to serve in a test: two megabytes of random weights and a tokenizer of its own.
 
 Runs under the Python of the real engine's environment: `python tiny_model.py DIRECTORY`. Nothing is downloaded. What it
 says is noise, which is fine: the tests look at how the engine moves, not at what it writes.
@@ -44,7 +44,7 @@ def main(directory: Path) -> None:
         vocab_size=512,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=12,  # steps slow enough that the API server keeps up with its core on two busy cores
         num_attention_heads=2,  # of 32 each: the smallest that vLLM's CPU attention takes
         num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,
