@@ -162,8 +162,8 @@ class ScriptedEngine:
             page["process_start_time_seconds"] = self.start_time
         for name, core in self.cores.items():
             labels = f'{{engine="{name}",model_name="m"}}'
-            page[f"vllm:generation_tokens_total{labels}"] = float(int(core.tokens))
-            page[f"vllm:kv_cache_usage_perc{labels}"] = core.kv
+            page[f"vllm:generation_tokens_total{labels}"] = float(int(core.tokens + 1e-6))  # however the time was cut
+            page[f"vllm:kv_cache_usage_perc{labels}"] = round(core.kv, 9)
             page[f"vllm:num_requests_running{labels}"] = core.running
             page[f"vllm:num_requests_waiting{labels}"] = core.waiting
         return {series: value for series, value in page.items() if not self.hide(series)}
