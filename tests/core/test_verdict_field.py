@@ -183,7 +183,8 @@ def _smg() -> Scene:
 
 
 def _bootstrapping() -> Scene:
-    engine = ScriptedSGLang().busy()
+    engine = ScriptedSGLang()
+    engine.busy()
     engine.queues["num_prefill_bootstrap_queue_reqs"] = 0.0
     engine.at(100, ScriptedEngine.idle).at(100, lambda e: e.queues.update({"num_prefill_bootstrap_queue_reqs": 9.0}))
     return Scene(engine, role="prefill")
