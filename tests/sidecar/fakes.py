@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ class FakeJudge:
     identity: FakeIdentity | None = None
     restarts: int = 0
     names: frozenset[str] = frozenset({"a_total"})
+    core_names: tuple[str, ...] = ("0",)
+    flag_endpoints: tuple[FlagEndpoint, ...] = PROFILES["vllm"].flag_endpoints
     explanation: Any = field(default_factory=FakeExplanation)
     told: list[tuple[float, Event]] = field(default_factory=list)
 
@@ -133,6 +135,7 @@ class FakeClient:
         *,
         model: str | None = None,
         core: str | None = None,
+        cores: Collection[str] = (),
         aim: Aim | None = None,
         deadline_sec: float,
         role: Role = "agg",

@@ -162,6 +162,11 @@ class Watch:
         return self._request
 
     @property
+    def core_names(self) -> tuple[str, ...]:
+        """The cores on the page, which a canary's aim may be relative to."""
+        return tuple(self._ledger.cores)
+
+    @property
     def flag_endpoints(self) -> tuple[FlagEndpoint, ...]:
         """The pause endpoints whose answers can be trusted on this engine's version: what `ReadFlags` asks."""
         return self._profile.flags_for(self.version) if self._profile is not None else ()

@@ -13,7 +13,7 @@ import msgspec
 
 from enginewatch.core.events import Event, Instruction, Verdict
 from enginewatch.core.settings import Settings
-from enginewatch.engines.profile import Profile
+from enginewatch.engines.profile import FlagEndpoint, Profile
 from enginewatch.sidecar.config import public_settings
 
 MAX_REASON_CHARS = 1000
@@ -60,6 +60,14 @@ class Judge(Protocol):
     @property
     def version(self) -> str | None:
         """Its version, where it said so."""
+
+    @property
+    def core_names(self) -> tuple[str, ...]:
+        """The cores on its page."""
+
+    @property
+    def flag_endpoints(self) -> tuple[FlagEndpoint, ...]:
+        """The pause endpoints that can be trusted on its version."""
 
     @property
     def identity(self) -> KnownEngine | None:

@@ -7,7 +7,7 @@ no other is ever sent. An error of the watcher's own is reported as an outcome t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from enginewatch.client.target import CanaryReport, Description, ScrapeFailure
@@ -40,6 +40,7 @@ class Client(Protocol):
         *,
         model: str | None = None,
         core: str | None = None,
+        cores: Collection[str] = (),
         aim: Aim | None = None,
         deadline_sec: float,
         role: Role = "agg",
@@ -151,7 +152,12 @@ class Errands:
             aim = request.aim_for(self._judge.version) if order.core is not None else None
             async with asyncio.timeout(order.deadline_sec + GRACE_SEC):
                 report = await self._client.canary(
-                    request, core=order.core, aim=aim, deadline_sec=order.deadline_sec, role=self._role
+                    request,
+                    core=order.core,
+                    cores=self._judge.core_names,
+                    aim=aim,
+                    deadline_sec=order.deadline_sec,
+                    role=self._role,
                 )
         except Exception as error:
             self._faults.note("canary", error)
@@ -184,9 +190,8 @@ class Errands:
     async def _run_flags(self) -> None:
         flags = Flags.SILENT
         try:
-            endpoints = (self._judge.profile or UNKNOWN).flag_endpoints
             async with asyncio.timeout(FLAGS_TIMEOUT_SEC + GRACE_SEC):
-                flags = await self._client.read_flags(endpoints, timeout_sec=FLAGS_TIMEOUT_SEC)
+                flags = await self._client.read_flags(self._judge.flag_endpoints, timeout_sec=FLAGS_TIMEOUT_SEC)
         except Exception as error:
             self._faults.note("flags", error)
         self._report(FlagsRead(flags))
