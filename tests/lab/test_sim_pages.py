@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.lab.conftest import SimFactory
 from tests.lab.sim_asking import ask, canary, comments, eventually, page, shapes
 
 from enginewatch.lab.sim.process import SimProcess
@@ -83,16 +84,16 @@ def test_a_sglang_page_has_the_series_of_its_release(version: str) -> None:
         assert len(found) == pytest.approx(len(expected), rel=0.15)
 
 
-def test_sglang_negotiates_openmetrics_and_gzip() -> None:
-    with SimProcess("sglang") as engine:
-        plain = ask(engine, "/metrics")
-        assert plain.headers["Content-Type"].startswith("text/plain")
-        open_ = ask(engine, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-        assert open_.headers["Content-Type"].startswith("application/openmetrics-text")
-        assert open_.text.endswith("# EOF\n")
-        packed = ask(engine, "/metrics", headers={"Accept-Encoding": "gzip"})
-        assert packed.headers["Content-Encoding"] == "gzip"
-        assert packed.body[:2] == b"\x1f\x8b"
+def test_sglang_negotiates_openmetrics_and_gzip(warm: SimFactory) -> None:
+    engine = warm("sglang", step_ms=5)
+    plain = ask(engine, "/metrics")
+    assert plain.headers["Content-Type"].startswith("text/plain")
+    open_ = ask(engine, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert open_.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert open_.text.endswith("# EOF\n")
+    packed = ask(engine, "/metrics", headers={"Accept-Encoding": "gzip"})
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert packed.body[:2] == b"\x1f\x8b"
 
 
 def test_sglang_start_up_durations_differ_between_processes_and_arrive_one_after_another() -> None:
