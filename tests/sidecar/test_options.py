@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from enginewatch.sidecar.options import VARIABLES, Address, Options, StartError, parse
@@ -139,3 +142,26 @@ def test_blanks_at_the_ends_of_a_pattern_are_part_of_it() -> None:
 
 def test_a_monstrous_value_is_cut_in_the_sentence() -> None:
     assert len(str(refused("--engine-kind", "x" * 100_000))) < 300
+
+
+@pytest.mark.parametrize(("url", "loaded"), [("http://127.0.0.1:8000", False), ("https://127.0.0.1:8000", True)])
+def test_the_systems_certificates_are_loaded_for_an_https_engine_and_only_then(url: str, loaded: bool) -> None:
+    script = (
+        "import os, sys\n"
+        "from enginewatch.sidecar.options import parse\n"
+        "before = dict(os.environ)\n"
+        "parse(['--engine-url', sys.argv[1]], {})\n"
+        "from aiohttp import connector\n"
+        "assert os.environ == before\n"
+        "print(bool(connector._SSL_CONTEXT_VERIFIED.cert_store_stats()['x509_ca']))\n"
+    )
+    have = subprocess.run(
+        [sys.executable, "-c", "import ssl; print(ssl.create_default_context().cert_store_stats()['x509_ca'])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if have.stdout.strip() == "0":
+        pytest.skip("this machine has no certificates")
+    done = subprocess.run([sys.executable, "-c", script, url], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(loaded)

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from enginewatch.engines.profile import ROLES, Role
 from enginewatch.sidecar.config import ENVIRONMENT, Problem
+from enginewatch.sidecar.lean import load_http_client
 
 KINDS = ("auto", "vllm", "sglang", "trtllm")
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
@@ -93,6 +94,7 @@ def parse_engine_url(text: str) -> str:
         BadOptionError: it cannot be one, or carries a user name, which must not be in logs.
     """
     # Imported here so that --help does not load an HTTP client.
+    load_http_client(text)
     from enginewatch.client.target import BadTarget, Target
 
     if "@" in text:
