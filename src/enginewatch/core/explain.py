@@ -69,6 +69,7 @@ class Facts:
     resting: str | None
     failing_since: float | None
     failing_how: str
+    unreach_limit_sec: float
     loading_since: float | None
     outage_failures: int
     blind_since: float | None
@@ -209,7 +210,7 @@ def _would_flip(facts: Facts) -> Iterator[str]:
         yield f"startup-hang in {max(0.0, left):.0f} s without a page"
         return
     if facts.failing_since is not None:
-        left = settings.unreach_after_sec - (facts.t - facts.failing_since)
+        left = facts.unreach_limit_sec - (facts.t - facts.failing_since)
         yield f"unreach-hang in {max(0.0, left):.0f} s if scrapes and canaries go on failing"
         return
     if facts.resting is not None:
@@ -223,13 +224,22 @@ def _would_flip(facts: Facts) -> Iterator[str]:
             yield f"canary-hang after {max(0, minimum - facts.blind_failures)} more failed canaries"
         return
     for core in facts.cores:
-        threshold = core.stall_after_sec(settings.stall_sec)
-        left = max(0.0, threshold - (facts.t - core.proof_at))
-        if facts.canary is not None:
+        left = core.stall_after_sec(settings.stall_sec) - (facts.t - core.proof_at)
+        if _canary_is_usable(core, facts):
             need = max(0, minimum - core.run.failures)
-            yield f"core {core.name}: hung if nothing moves for another {left:.0f} s and {need} more canaries fail"
+            yield (
+                f"core {core.name}: hung if nothing moves for another {max(0.0, left):.0f} s and {need} more canaries "
+                "fail"
+            )
         else:
-            yield f"core {core.name}: hung if it is busy and nothing moves for another {left:.0f} s"
+            left += facts.profile.gauge_stale_sec if facts.profile is not None else 0.0
+            yield f"core {core.name}: hung if it is busy and nothing moves for another {max(0.0, left):.0f} s"
+
+
+def _canary_is_usable(core: Core, facts: Facts) -> bool:
+    if facts.canary is None or (len(facts.cores) > 1 and not facts.can_aim):
+        return False
+    return core.run.last_outcome is None or core.run.last_failed
 
 
 def _suppressed(facts: Facts) -> Iterator[str]:

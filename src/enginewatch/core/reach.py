@@ -90,6 +90,11 @@ class Reach:
         self._any_5xx = False
         self._held = None
 
+    def limit_sec(self, settings: Settings) -> float:
+        """How long this outage may last."""
+        limit = settings.unreach_after_sec
+        return max(limit, UNREACH_5XX_SEC) if self._any_5xx else limit
+
     def finding(self, t: float, settings: Settings, *, canaries_on: bool) -> Finding | None:
         """The state that holds, None when the engine answers."""
         if self.phase != "running":
@@ -110,9 +115,7 @@ class Reach:
         return Finding("restarting", f"{what}: the engine's process is gone and is being restarted")
 
     def _outage(self, failing: float, settings: Settings, *, canaries_on: bool) -> Finding:
-        limit = settings.unreach_after_sec
-        if self._any_5xx:
-            limit = max(limit, UNREACH_5XX_SEC)
+        limit = self.limit_sec(settings)
         usable = canaries_on and self._last is not Outcome.MISCONFIGURED
         if failing >= limit and (not usable or self.failures >= settings.active_probe_min_failures):
             canaries = f"{self.failures} canaries failed meanwhile" if usable else "no usable canary"

@@ -648,6 +648,7 @@ class Watch:
             resting=self._rest.state,
             failing_since=reach.failing_since,
             failing_how=reach.failing_how,
+            unreach_limit_sec=self._reach.limit_sec(self.settings),
             loading_since=reach.phase_since if reach.phase != "running" else None,
             outage_failures=reach.failures,
             blind_since=blind.since,

@@ -1,0 +1,141 @@
+"""Which process answers, and is it another one? The two sources there are so far."""
+
+from __future__ import annotations
+
+from enginewatch.core.identity import Change, IdentityTracker
+
+
+def page(
+    tracker: IdentityTracker,
+    start_time: float | None = None,
+    *,
+    fell: bool = False,
+    rose: bool = False,
+    now: float = 0.0,
+) -> Change:
+    return tracker.page(start_time, fell=fell, rose=rose, now=now)
+
+
+def engine_id(tracker: IdentityTracker) -> str:
+    assert tracker.identity is not None
+    return tracker.identity.engine_id
+
+
+def restarts(tracker: IdentityTracker) -> int:
+    assert tracker.identity is not None
+    return tracker.identity.restarts
+
+
+# --- the engine's own start time ------------------------------------------------------------------------------------
+
+
+def test_before_the_first_page_there_is_no_identity() -> None:
+    assert IdentityTracker(1).identity is None
+
+
+def test_the_start_time_names_the_process() -> None:
+    tracker = IdentityTracker(1)
+    assert page(tracker, 1791943641.29, now=7.0) is Change.FIRST
+    assert tracker.identity is not None
+    assert tracker.identity.engine_id == "pst-1791943641.29"
+    assert tracker.identity.source == "process_start_time"
+    assert tracker.identity.started_at_unix == 1791943641.29
+    assert tracker.identity.first_seen == 7.0
+
+
+def test_the_id_has_two_decimals_whatever_the_page_says() -> None:
+    for value, name in ((1.79597629383e9, "pst-1795976293.83"), (1.8e9, "pst-1800000000.00")):
+        tracker = IdentityTracker(1)
+        page(tracker, value)
+        assert engine_id(tracker) == name
+
+
+def test_the_same_start_time_is_the_same_process_whatever_its_counters_do() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert page(tracker, 1000.0, fell=True) is Change.SAME
+    tracker.refused()
+    tracker.refused()
+    assert page(tracker, 1000.0) is Change.SAME
+    assert restarts(tracker) == 0
+
+
+def test_another_start_time_is_another_process_whatever_its_counters_do() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert page(tracker, 1000.01, rose=True) is Change.REPLACED
+    assert restarts(tracker) == 1
+    assert page(tracker, 2000.0) is Change.REPLACED
+    assert restarts(tracker) == 2
+
+
+def test_a_page_without_the_start_time_is_the_same_process() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert page(tracker, None) is Change.SAME
+    assert engine_id(tracker) == "pst-1000.00"
+
+
+# --- observed -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_start_time_the_watcher_mints_an_id() -> None:
+    tracker = IdentityTracker(1234)
+    assert page(tracker, None, now=7.0) is Change.FIRST
+    assert tracker.identity is not None
+    assert tracker.identity.engine_id == "obs-1234-1"
+    assert tracker.identity.source == "observed"
+    assert tracker.identity.started_at_unix is None
+    assert tracker.identity.first_seen == 7.0
+
+
+def test_counters_that_fall_renew_it() -> None:
+    tracker = IdentityTracker(1234)
+    page(tracker)
+    assert page(tracker, fell=True) is Change.REPLACED
+    assert engine_id(tracker) == "obs-1234-2"
+    assert restarts(tracker) == 1
+
+
+def test_an_outage_after_which_no_counter_is_higher_renews_it() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker)
+    tracker.refused()
+    tracker.refused()
+    assert page(tracker) is Change.REPLACED
+
+
+def test_an_outage_after_which_a_counter_is_higher_does_not() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker)
+    tracker.refused()
+    tracker.refused()
+    assert page(tracker, rose=True) is Change.SAME
+
+
+def test_one_refusal_does_not() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker)
+    tracker.refused()
+    assert page(tracker) is Change.SAME
+    tracker.refused()
+    assert page(tracker) is Change.SAME, "they must come in a row"
+
+
+def test_an_observed_process_that_gets_a_name_is_the_same_process() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker)
+    assert page(tracker, 1000.0) is Change.SAME
+    assert engine_id(tracker) == "pst-1000.00"
+    assert restarts(tracker) == 0
+
+
+def test_unless_there_is_a_sign_of_a_replacement() -> None:
+    for sign in ("fell", "gone"):
+        tracker = IdentityTracker(1)
+        page(tracker)
+        if sign == "gone":
+            tracker.refused()
+            tracker.refused()
+        assert page(tracker, 1000.0, fell=sign == "fell") is Change.REPLACED
+        assert restarts(tracker) == 1
