@@ -1,6 +1,6 @@
 """Follows the engine's log and counts lines that match a signature. Keeps no log text.
 
-Rules (docs/states.md, "the log"):
+Rules (docs/configuration.md, "The log"):
     - A file that exists at the start is read from the end it had then, one that appears later from its beginning.
     - A glob means its newest match by modification time. What was left unread in the one before is read first.
     - Rotation: the old file is held open, read to its end, then the new one begins. A file is known by device and

@@ -1,4 +1,4 @@
-"""The sidecar's own metrics, in a registry of their own. Names and labels are public (docs/metrics.md).
+"""The sidecar's own metrics, in a registry of their own. Names and labels are public (docs/configuration.md).
 
 What is counted is counted as it happens. What holds at a moment (the verdict, ages, the engine's identity) is read from
 the board when the page is asked for, so that a core or an identity that is gone leaves no series behind.
