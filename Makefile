@@ -64,7 +64,7 @@ format: install
 	$(BIN)/ruff format .
 
 bench: install
-	@set -e; for file in $(sort $(wildcard bench/bench_*.py)); do echo "== $$file"; $(BIN)/python $$file $(ARGS); done
+	$(BIN)/python bench/run.py $(ARGS)
 
 # The locks name no index and no file of this machine: what is installed is decided by the hashes alone.
 # uv keeps the pins that a lock already has, so running this twice changes nothing.
