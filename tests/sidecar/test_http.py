@@ -324,6 +324,43 @@ async def test_who_does_not_read_the_answer_is_shut_out(monkeypatch: pytest.Monk
         writer.close()
 
 
+async def test_long_answers_are_refused_while_many_lie_unread_and_healthz_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with site() as s:
+        monkeypatch.setattr(type(s.house.history), "lines", lambda _: b"x" * 12_000_000)
+        reader, writer = await s.connect()
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /history HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: s.server._unread_bytes() > http.MAX_UNREAD_BYTES)
+        for path in ("/history", "/metrics", "/verdict"):
+            assert (await s.get(path)).status == 503
+        assert (await s.get("/healthz?verbose")).body.startswith(b"ok: ")
+        assert (await s.get("/")).status == 200
+        writer.transport.abort()
+        await until(lambda: s.server._unread_bytes() == 0)
+        assert (await s.get("/metrics")).status == 200
+
+
+async def test_a_page_that_takes_work_is_put_together_a_few_times_a_second_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with site() as s:
+        rendered = []
+        render = s.house.metrics.render
+
+        def counting() -> bytes:
+            rendered.append(1)
+            return render()
+
+        monkeypatch.setattr(s.house.metrics, "render", counting)
+        monkeypatch.setattr(s.house.board, "clock", lambda: 0.0)
+        pages = Pages(s.house.board, s.house.history, s.house.metrics, s.house.faults.note)
+        for _ in range(100):
+            assert pages.answer("GET", "/metrics", verbose=False).status == 200
+        assert len(rendered) == http.MAX_RENDERS_PER_SEC
+
+
 async def test_stopping_does_not_wait_for_clients() -> None:
     async with site() as s:
         connections = [await s.connect() for _ in range(10)]

@@ -20,8 +20,11 @@ from enginewatch.sidecar.faults import Faults
 from enginewatch.sidecar.metrics import Metrics
 
 FLAGS_TIMEOUT_SEC = 1.0
-GRACE_SEC = 2.0
-"""How much later than its own deadline a question is given up by force."""
+GRACE_SEC = 10.0
+"""How much later than its own deadline a question is given up by force. Long, because after a stretch in which the
+whole machine stood still both would be over at once, and only the question's own deadline says how it ended."""
+DESCRIBE_SEC = 30.0
+"""Several questions, each with a deadline of seconds."""
 DESCRIBE_AGAIN_SEC = (5.0, 15.0, 60.0, 300.0)
 """Waits between questions for a version that the engine has not told; the last one repeats."""
 RESTART_SEC = 1.0
@@ -204,7 +207,8 @@ class Errands:
             said = Description()
             try:
                 profile = self._judge.profile
-                said = await self._client.describe(*((profile,) if profile is not None else ()))
+                async with asyncio.timeout(DESCRIBE_SEC):
+                    said = await self._client.describe(*((profile,) if profile is not None else ()))
             except Exception as error:
                 self._faults.note("describe", error)
             if not has_reported or said.version is not None:

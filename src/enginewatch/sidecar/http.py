@@ -1,7 +1,9 @@
 """The sidecar's HTTP answers. Each comes from memory; none waits for the engine.
 
-Whoever can reach the port must not be able to keep the kubelet from its answer: small limits on what a request may be,
-few connections, and when there are too many the longest idle one goes, so that a newcomer is always served.
+Whoever can reach the port must not be able to keep the kubelet from its answer, nor to take the sidecar's memory: small
+limits on what a request may be; few connections, and when there are too many the longest idle one goes, so that a
+newcomer is always served; pages that take work are put together ten times a second at most; and while many answers lie
+unread, only the short ones are given.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,16 +23,24 @@ from enginewatch.sidecar.history import History
 from enginewatch.sidecar.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from enginewatch.sidecar.metrics import Metrics
 
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 96
 KEEPALIVE_SEC = 75.0
 """Longer than the usual scrape interval of 60 s, so that Prometheus keeps its connection."""
 FIRST_REQUEST_SEC = 10.0
 """How long a connection may take over its first request."""
 DRAIN_SEC = 10.0
 """How long a client may leave an answer unread."""
-_BACKLOG = 100
+MAX_UNREAD_BYTES = 4 * 1024 * 1024
+"""So much may wait for slow readers before long answers are refused."""
+MAX_RENDERS_PER_SEC = 10
+"""How often one page is put together anew; beyond that the last one is given again."""
+_QUEUE = 128
+_ACCEPTS = 8
+"""Connections taken in one turn of the loop; few, so that each is read long before it is the oldest of too many."""
 _SWEEP_SEC = 2.0
+_TAKE_BYTES = 4096
 
+_LONG_PATHS = ("/verdict", "/history", "/metrics")
 _TEXT = "text/plain"
 _JSON = "application/json"
 
@@ -54,6 +64,29 @@ class Answer:
     content_type: str = _TEXT
 
 
+class _Sparing:
+    """Puts a page together so many times a second, then gives the last one again until the second is over."""
+
+    def __init__(self, page: Callable[[], Answer], clock: Callable[[], float]) -> None:
+        self._page = page
+        self._clock = clock
+        self._since = float("-inf")
+        self._count = 0
+        self._last: Answer | None = None
+
+    def __call__(self) -> Answer:
+        now = self._clock()
+        if now - self._since >= 1:
+            self._since, self._count, self._last = now, 0, None
+        if self._last is not None:
+            return self._last
+        self._count += 1
+        answer = self._page()
+        if self._count >= MAX_RENDERS_PER_SEC:
+            self._last = answer
+        return answer
+
+
 class Pages:
     """Path -> answer.
 
@@ -71,13 +104,14 @@ class Pages:
         self._history = history
         self._metrics = metrics
         self._on_error = on_error
-        self._pages: dict[str, Callable[[bool], Answer]] = {
-            "/": lambda _: Answer(200, INDEX.encode()),
+        verdict = self._verdict_page = _Sparing(lambda: Answer(200, _encode(board.verdict_body()), _JSON), board.clock)
+        self._pages: dict[str, Callable[[], Answer]] = {
+            "/": lambda: Answer(200, INDEX.encode()),
             "/healthz": self._healthz,
-            "/engine": lambda _: self._engine(),
-            "/verdict": lambda _: Answer(200, _encode(board.verdict_body()), _JSON),
-            "/history": lambda _: Answer(200, history.lines(), "application/jsonl"),
-            "/metrics": lambda _: Answer(200, metrics.render(), METRICS_CONTENT_TYPE),
+            "/engine": self._engine,
+            "/verdict": verdict,
+            "/history": _Sparing(lambda: Answer(200, history.lines(), "application/jsonl"), board.clock),
+            "/metrics": _Sparing(lambda: Answer(200, metrics.render(), METRICS_CONTENT_TYPE), board.clock),
         }
 
     def answer(self, method: str, path: str, *, verbose: bool) -> Answer:
@@ -88,7 +122,9 @@ class Pages:
         if method not in ("GET", "HEAD"):
             return Answer(405, b"Only GET and HEAD are answered here.\n")
         try:
-            return page(verbose)
+            if verbose and path == "/healthz":
+                return replace(self._verdict_page(), status=self._board.health()[0])
+            return page()
         except Exception as error:
             self._on_error("http", error)
             if path == "/healthz":
@@ -96,10 +132,8 @@ class Pages:
                 return Answer(status, text.encode("utf-8", "replace"))
             return Answer(500, b"This answer could not be put together; the sidecar's log says why.\n")
 
-    def _healthz(self, verbose: bool) -> Answer:
+    def _healthz(self) -> Answer:
         status, text = self._board.health()
-        if verbose:
-            return Answer(status, _encode(self._board.verdict_body()), _JSON)
         return Answer(status, text.encode("utf-8", "replace"))
 
     def _engine(self) -> Answer:
@@ -136,7 +170,8 @@ class HttpServer:
             auto_decompress=False,
         )
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._gate, sock=self._socket, backlog=_BACKLOG)
+        self._server = await loop.create_server(self._gate, sock=self._socket, backlog=_ACCEPTS)
+        self._socket.listen(_QUEUE)
         self._sweeper = loop.create_task(self._sweep_forever())
 
     async def stop(self) -> None:
@@ -165,12 +200,19 @@ class HttpServer:
         gate = self._gates.get(id(request.transport))
         if gate is not None:
             gate.requested()
+        # Requests that come in one packet would otherwise all be answered before anybody else's.
+        await asyncio.sleep(0)
         verbose = "verbose" in request.rel_url.raw_query_string.split("&")
         try:
             verbose = verbose or "verbose" in request.query
         except ValueError:
             pass
-        answer = self._pages.answer(request.method, request.path, verbose=verbose)
+        if self._unread_bytes() <= MAX_UNREAD_BYTES:
+            answer = self._pages.answer(request.method, request.path, verbose=verbose)
+        elif request.path in _LONG_PATHS:
+            answer = Answer(503, b"Too many answers lie unread; ask again later.\n")
+        else:
+            answer = self._pages.answer(request.method, request.path, verbose=False)
         headers = {"Content-Type": _with_charset(answer.content_type), "Cache-Control": "no-store"}
         if answer.status == 405:
             headers["Allow"] = "GET, HEAD"
@@ -178,6 +220,9 @@ class HttpServer:
         if request.can_read_body:
             response.force_close()  # nobody reads it, and what follows would be taken for a request
         return response
+
+    def _unread_bytes(self) -> int:
+        return sum(gate.unread_bytes() for gate in self._gates.values())
 
     async def _sweep_forever(self) -> None:
         while True:
@@ -187,8 +232,12 @@ class HttpServer:
                     gate.abort()
 
 
-class _Gate(asyncio.Protocol):
-    """Stands between a connection and aiohttp, and shuts out who takes too long or is one too many."""
+class _Gate(asyncio.BufferedProtocol):
+    """Stands between a connection and aiohttp, and shuts out who takes too long or is one too many.
+
+    It hands on at most `_TAKE_BYTES` at a time: asyncio would read 256 KiB, and what of that is not a request yet is
+    held, once per connection.
+    """
 
     def __init__(self, gates: dict[int, _Gate], inner: Any) -> None:
         self._gates = gates
@@ -197,6 +246,7 @@ class _Gate(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._active_at = self._clock()
         self._has_requested = False
+        self._taken = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -213,8 +263,13 @@ class _Gate(asyncio.Protocol):
             self._transport = None
         self._inner.connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
+    def get_buffer(self, sizehint: int) -> bytearray:
+        self._taken = bytearray(_TAKE_BYTES)
+        return self._taken
+
+    def buffer_updated(self, nbytes: int) -> None:
+        taken, self._taken = self._taken, bytearray()
+        self._inner.data_received(bytes(memoryview(taken)[:nbytes]))
 
     def eof_received(self) -> bool | None:
         answer: bool | None = self._inner.eof_received()
@@ -231,15 +286,16 @@ class _Gate(asyncio.Protocol):
         self._has_requested = True
         self._active_at = self._clock()
 
+    def unread_bytes(self) -> int:
+        """How much of the answers the client has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def is_overdue(self) -> bool:
         """Whether the client has had its time."""
-        transport = self._transport
-        if transport is None:
-            return False
         idle = self._clock() - self._active_at
         if not self._has_requested:
             return idle > FIRST_REQUEST_SEC
-        return idle > KEEPALIVE_SEC or (idle > DRAIN_SEC and transport.get_write_buffer_size() > 0)
+        return idle > KEEPALIVE_SEC or (idle > DRAIN_SEC and self.unread_bytes() > 0)
 
     def abort(self) -> None:
         """Breaks the connection; it counts no longer from now on."""
