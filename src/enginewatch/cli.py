@@ -3,7 +3,7 @@
 `watch` is the sidecar, counted in megabytes and milliseconds: it is handed on before anything made for people
 (cyclopts, rich) is imported, and reads its own flags. Every other command imports what it needs when it runs.
 
-Exit codes: a command's own; 2 = it was called wrongly; 130 = Ctrl-C; 141 = nobody reads what it writes.
+Exit codes: a command's own; 2 = it was called wrongly; 130 = Ctrl-C; 1 = nobody reads what it writes (rich's choice).
 """
 
 # No `from __future__ import annotations` here: cyclopts reads the annotations of the commands, which name things that
@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
 
+    from enginewatch.client.diagnosis import Diagnosis
+
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
+EXIT_BROKEN_PIPE = 1
 
 SUMMARY = """Liveness and identity for LLM inference engines (vLLM, SGLang).
 
@@ -213,4 +215,60 @@ def _add_why(app: "App") -> None:
 
 
 def _add_doctor(app: "App") -> None:
-    pass
+    from cyclopts import Parameter
+
+    @app.command
+    def doctor(
+        url: str,
+        /,
+        *,
+        output: Annotated[Output, Parameter(alias="-o")] = "text",
+        engine: EngineKind = "auto",
+        role: WorkerRole | None = None,
+        metrics_path: str = "",
+        api_key_file: str = "",
+        ca_file: str = "",
+    ) -> int:
+        """Look at a running engine from outside: what a sidecar would have to go by, what is missing, how to fix it.
+
+        Sends canaries, one token each. Exit code 0: all well; 1: warnings; 3: critical; 4: cannot be told.
+
+        Args:
+            url: the engine's address, such as http://10.0.0.7:8000
+            output: text for people, or everything as one JSON object.
+            engine: which engine it is; auto finds out.
+            role: the worker's role, which decides the canary; by default what the engine says, else agg.
+            metrics_path: path of the metrics page, if not the usual one.
+            api_key_file: file that holds the engine's API key.
+            ca_file: CA certificates for an https engine.
+        """
+        import asyncio
+
+        from enginewatch.client.doctor import diagnose, to_json
+        from enginewatch.client.target import BadTarget, Target
+
+        try:
+            target = Target.parse(url, metrics_path=metrics_path, api_key_file=api_key_file, ca_file=ca_file)
+        except BadTarget as error:
+            complain(str(error))
+            return EXIT_USAGE
+        diagnosis = asyncio.run(diagnose(target, kind=engine, role=role))
+        if output == "json":
+            print(to_json(diagnosis).decode())
+        else:
+            _show(diagnosis)
+        return diagnosis.exit_code
+
+
+def _show(diagnosis: "Diagnosis") -> None:
+    """Tables on a terminal, plain text everywhere else."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        from enginewatch.client.diagnosis_tables import render_tables
+
+        Console(highlight=False).print(render_tables(diagnosis))
+    else:
+        from enginewatch.client.diagnosis_text import render_text
+
+        print(render_text(diagnosis), end="")

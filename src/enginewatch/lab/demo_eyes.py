@@ -22,6 +22,7 @@ ENGINE_HEALTH_SEC = 0.3
 PATIENCE_SEC = 2.0
 _KEPT = 5000
 """Looks remembered: a demo that is kept running for days must not grow."""
+_PULSE_SEC = 0.1
 _STILL_WAITING_SEC = 1.0
 """A /health without an answer for so long is shown as such."""
 
@@ -35,12 +36,14 @@ class Look:
         status: of /healthz, None when it did not answer.
         text: body of /healthz, or why there is none.
         verdict: body of /verdict, empty when it did not answer.
+        took_sec: how long the answers took.
     """
 
     at: float
     status: int | None
     text: str = ""
     verdict: dict[str, Any] = field(default_factory=dict)
+    took_sec: float = 0.0
 
     @property
     def state(self) -> str:
@@ -97,10 +100,12 @@ class Eyes:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_SEC))
         self._tasks: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
+        self._late: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def start(self) -> None:
         """Begin to look."""
         self._begin(self._look_forever())
+        self._begin(self._feel_pulse())
         if self.asks_engine:
             self._begin(self._ask_forever())
 
@@ -140,6 +145,14 @@ class Eyes:
             except TimeoutError:
                 pass
 
+    def stood_still_sec(self, since: float) -> float:
+        """For how long at most this machine gave the demo, the sidecar or the engine's front end no time."""
+        late = [sec for at, sec in self._late if at >= since]
+        slow = [look.took_sec for look in self.since(since)]
+        if self.asks_engine:  # there /health is answered at once, whatever the ranks do
+            slow += [one.answered_at - one.at for one in self.asked_since(since) if one.answered_at is not None]
+        return max([0.0, *late, *slow])
+
     async def engine(self) -> dict[str, Any]:
         """Body of the sidecar's /engine; empty while the engine has not been identified."""
         try:
@@ -175,15 +188,25 @@ class Eyes:
             self._news.set()
             await asyncio.sleep(max(0.02, begun + LOOK_SEC - time.monotonic()))
 
+    async def _feel_pulse(self) -> None:
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(_PULSE_SEC)
+            now = time.monotonic()
+            self._late.append((now, now - begun - _PULSE_SEC))
+
     async def _look(self) -> Look:
+        begun = time.monotonic()
         try:
             async with self._session.get(self.sidecar_url + "/healthz") as response:
                 status, text = response.status, (await response.text()).strip()
             async with self._session.get(self.sidecar_url + "/verdict") as response:
                 verdict = await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return Look(time.monotonic(), None, type(error).__name__)
-        return Look(time.monotonic(), status, text, verdict)
+            now = time.monotonic()
+            return Look(now, None, type(error).__name__, took_sec=now - begun)
+        now = time.monotonic()
+        return Look(now, status, text, verdict, now - begun)
 
     async def _ask_forever(self) -> None:
         while True:

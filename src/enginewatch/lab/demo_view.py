@@ -36,6 +36,9 @@ _COLOURS = {
     "refused": "bright_black",
     "": "bright_black",
 }
+_SLOW_SEC = 2.0
+_GLYPHS = {"200": "■", "503": "█", "no answer": "?", "refused": "▁", "": " "}
+"""Shapes besides colours: not everybody can tell red from green."""
 _WORST_FIRST = ("503", "no answer", "refused", "200", "")
 
 
@@ -319,7 +322,7 @@ def _block(height: float) -> str:
 def _strip(cells: Sequence[str]) -> Text:
     text = Text()
     for says in cells:
-        text.append("■" if says else "·", style=_COLOURS.get(says, "magenta"))
+        text.append(_GLYPHS.get(says, "!"), style=_COLOURS.get(says, "magenta"))
     return text
 
 
@@ -348,18 +351,19 @@ def _sidecar_says(stage: Stage, edges: Sequence[float], used: int) -> list[str]:
 
 
 def _engine_says(stage: Stage, edges: Sequence[float], used: int, now: float) -> list[str]:
-    moments = [(one.at, one.says_at(now)) for one in stage.eyes.asked]
-    cells = _in_cells(moments, edges, used)
     if stage.eyes.asks_engine:
-        return _carry(cells)
-    # Asked a few times only: a question without an answer lasts until there is one.
-    found = [_worst(cell) for cell in cells]
+        return _carry(_in_cells([(one.at, one.says_at(now)) for one in stage.eyes.asked], edges, used))
+    # Asked a few times only, and answered after a second at best: no answer lasts until there is one.
+    found = [""] * used
     step = edges[1] - edges[0]
     for one in stage.eyes.asked:
         end = one.answered_at if one.answered_at is not None else now
-        if end - one.at > 2 * step:
-            for index in range(max(0, int((one.at - edges[0]) / step)), min(used, int((end - edges[0]) / step))):
+        last = int((end - edges[0]) / step)
+        if end - one.at > _SLOW_SEC:
+            for index in range(max(0, int((one.at - edges[0]) / step)), min(used, last)):
                 found[index] = "no answer"
+        if one.answered_at is not None and 0 <= last < used:
+            found[last] = one.says
     return found
 
 

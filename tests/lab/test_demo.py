@@ -1,0 +1,215 @@
+"""The demo, played whole: it must end well with a sidecar that works and badly with one that does not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+from xml.etree import ElementTree
+
+import pytest
+
+from enginewatch.core.settings import Settings
+from enginewatch.lab import demo_stage
+from enginewatch.lab.demo import FAST, UNHURRIED, DemoOptions, run_demo
+from enginewatch.lab.demo_story import NotAsExpected, Result, Scene, Step, detect_sec, play, recover_sec, story
+from enginewatch.lab.sim.process import SimError, SimProcess
+
+DEMO = [sys.executable, "-m", "enginewatch", "demo"]
+WHOLE_STORY_SEC = 240
+"""Thirty-five seconds on a machine that has them."""
+
+
+@contextmanager
+def demo(*arguments: str, tmp_path: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo whose output is read line by line; killed if the test leaves it running."""
+    process = subprocess.Popen(
+        [*DEMO, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), **environment},
+    )
+    try:
+        with process:
+            yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def wait_for_line(process: subprocess.Popen[str], beginning: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return
+    raise AssertionError(f"the demo ended before it said {beginning}")
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Process ids below a process, with their names."""
+    children: dict[int, list[int]] = {}
+    names: dict[int, str] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, tail = stat.read_text().rpartition(")")
+        except OSError:
+            continue
+        each = int(stat.parent.name)
+        names[each] = head.partition("(")[2]
+        children.setdefault(int(tail.split()[1]), []).append(each)
+    found: dict[int, str] = {}
+    waiting = list(children.get(pid, ()))
+    while waiting:
+        each = waiting.pop()
+        found[each] = names[each]
+        waiting += children.get(each, [])
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def assert_all_gone(pids: dict[int, str]) -> None:
+    deadline = time.monotonic() + 10
+    while left := {pid: name for pid, name in pids.items() if alive(pid)}:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(WHOLE_STORY_SEC)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_whole_story_is_seen_as_expected(engine: str, tmp_path: Path) -> None:
+    picture = tmp_path / "demo.svg"
+    # What is meant for another sidecar must not change the story.
+    with demo("--engine", engine, "--svg", str(picture), tmp_path=tmp_path, MODE="shadow", STALL_SEC="1") as process:
+        wait_for_line(process, "[1/")
+        started = descendants(process.pid)
+        out, error = process.communicate()
+    assert process.returncode == 0, out + error
+    assert error == ""
+    assert "\x1b" not in out
+    assert re.search(r"All \d+ steps as expected", out)
+    assert "FAILED" not in out
+    assert len(started) >= 3
+    assert_all_gone(started)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.svg"]
+    text = picture.read_text()
+    ElementTree.fromstring(text)
+    assert "url(http" not in text
+
+
+@pytest.mark.timeout(WHOLE_STORY_SEC)
+def test_a_sidecar_that_reports_no_hang_fails_the_demo_and_the_steps_are_named(tmp_path: Path) -> None:
+    with demo("--set", "mode=shadow", tmp_path=tmp_path) as process:
+        out, error = process.communicate()
+    assert process.returncode == 1, out + error
+    failed = re.findall(r"^\[(\d)/\d\] FAILED: (.+?) \(", out, re.MULTILINE)
+    assert [number for number, _ in failed] == ["4", "5", "6", "7"]
+    assert "expected 503 within" in out
+    assert "shadow-stall-hang" in out
+    assert "not 4, 5, 6, 7" in out
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_nothing_outlives_a_demo_that_is_ended_in_the_middle(number: int, code: int, tmp_path: Path) -> None:
+    with demo(tmp_path=tmp_path) as process:
+        wait_for_line(process, "[1/")
+        started = descendants(process.pid)
+        rank = next(pid for pid, name in started.items() if name.startswith("VLLM"))
+        os.kill(rank, signal.SIGSTOP)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert error == ""
+    assert_all_gone(started)
+
+
+def play_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return run_demo(DemoOptions.parse(engine="vllm", keep=False, fast=True, svg="", overrides=[]))
+
+
+def test_an_engine_that_does_not_start_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise SimError("the simulated vllm engine ended with exit code 1")
+
+    monkeypatch.setattr(SimProcess, "wait_serving", refuse)
+    assert play_at_once(monkeypatch, tmp_path) == 1
+    assert capsys.readouterr().err == (
+        "enginewatch demo: the demo cannot be set up: the simulated vllm engine ended with exit code 1\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sidecar_that_does_not_start_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_stage, "_TETHERED", "import sys; sys.exit('port taken')")
+    assert play_at_once(monkeypatch, tmp_path) == 1
+    assert capsys.readouterr().err == "enginewatch demo: the sidecar ended at once: port taken\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+class PretendedScene:
+    """A scene on a machine that stands still, or does not, while a step is played."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        self.is_repeat = False
+
+    async def stood_still(self, since: float) -> str:
+        return self.why
+
+    async def set_again(self) -> None:
+        pass
+
+
+async def play_twice_failing_first(scene: PretendedScene) -> Result:
+    async def step(scene: Scene) -> str:
+        if not scene.is_repeat:
+            raise NotAsExpected("503 only after 9 s")
+        return "503 after 4 s"
+
+    return await play(Step("", "", step), cast(Scene, scene))
+
+
+async def test_a_step_that_failed_while_the_machine_stood_still_is_played_again() -> None:
+    result = await play_twice_failing_first(PretendedScene("this machine stood still for 3 s"))
+    assert (result.passed, result.seen) == (True, "503 after 4 s (second attempt: this machine stood still for 3 s)")
+
+
+async def test_a_step_that_failed_on_a_machine_that_runs_has_failed() -> None:
+    result = await play_twice_failing_first(PretendedScene(""))
+    assert (result.passed, result.seen) == (False, "503 only after 9 s")
+
+
+def test_the_fast_story_leaves_time_for_two_canaries_before_a_hang_is_declared() -> None:
+    assert FAST.doubts(log_file=False) == []
+
+
+def test_the_unhurried_story_uses_what_runs_in_production() -> None:
+    assert Settings(warmup_sec=0.0) == UNHURRIED
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_is_expected_follows_from_the_settings(engine: str) -> None:
+    settings = Settings(poll_interval_sec=1, stall_sec=5, active_probe_timeout_sec=2)
+    assert (detect_sec(settings), recover_sec(settings)) == (9, 3)
+    assert any("503 within 9 s" in step.expected for step in story(engine, settings))
