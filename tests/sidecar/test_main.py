@@ -272,6 +272,58 @@ def test_help_is_on_stdout_and_exit_code_0() -> None:
     assert "--engine-url URL" in ended.stdout
 
 
+def scripted(script: str, *flags: str) -> Watch:
+    """`watch` in a process that a few lines have tampered with."""
+    watch = Watch.__new__(Watch)
+    watch.lines = []
+    watch.process = subprocess.Popen(
+        [sys.executable, "-c", script, "--listen", "127.0.0.1:0", *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    return watch
+
+
+def test_a_bug_while_it_is_put_together_starts_it_again() -> None:
+    script = """
+import sys
+from enginewatch.sidecar import main
+put_together, tries = main._watch, []
+async def flaky(*arguments):
+    tries.append(1)
+    if len(tries) < 3:
+        raise RuntimeError("a bug")
+    await put_together(*arguments)
+main._watch, main._RESTART_SEC = flaky, 0.01
+sys.exit(main.run_watch(sys.argv[1:]))
+"""
+    with scripted(script, "--engine-url", "http://127.0.0.1:1") as watch:
+        assert watch.get(f"{watch.url()}/healthz")[0] == 200
+        assert [line["error"] for line in watch.lines if "error" in line] == ["RuntimeError"] * 2
+        assert watch.terminate()[0] == 0
+
+
+def test_a_name_lookup_that_hangs_does_not_delay_the_end() -> None:
+    script = """
+import socket, sys, time
+from enginewatch.sidecar import main
+asks = socket.getaddrinfo
+def hanging(host, *rest, **named):
+    if host == "engine":
+        time.sleep(60)
+    return asks(host, *rest, **named)
+socket.getaddrinfo = hanging
+sys.exit(main.run_watch(sys.argv[1:]))
+"""
+    with scripted(script, "--engine-url", "http://engine:8000") as watch:
+        assert watch.get(f"{watch.url()}/healthz")[0] == 200
+        time.sleep(0.3)
+        code, seconds = watch.terminate()
+    assert code == 0
+    assert seconds < 30
+
+
 def test_it_loads_nothing_made_for_people_and_no_simulator() -> None:
     inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
     process = subprocess.Popen(

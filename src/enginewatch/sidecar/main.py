@@ -36,9 +36,7 @@ _IDLE_SEC = 5.0
 
 def run_watch(argv: Sequence[str]) -> int:
     """Runs the sidecar. Returns its exit code: 0 after SIGTERM or SIGINT, 2 for a bad flag, 1 for a bad address."""
-    # A container's first process ignores signals it has no handler for, so there is one from the beginning.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+    _end_on_signals()
     try:
         options = parse(argv, os.environ)
         sock = bind(options.listen)
@@ -55,12 +53,19 @@ def run_watch(argv: Sequence[str]) -> int:
             _run(_watch(options, sock.dup(), journal))
         except Exception as error:
             # Only a bug gets here, and it must not take the engine along.
+            _end_on_signals()
             journal.write("error", "the sidecar could not run and starts again", error=type(error).__name__)
             time.sleep(_RESTART_SEC)
         else:
             break
     _leave_lookups_behind()
     return 0
+
+
+def _end_on_signals() -> None:
+    # A container's first process ignores signals it has no handler for, so there is one as long as no loop has its own.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

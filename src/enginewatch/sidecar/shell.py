@@ -123,7 +123,10 @@ class Shell:
         clock = self._board.clock
         while True:
             begun = clock()
-            await self._poll()
+            try:
+                await self._poll()
+            except Exception as error:
+                self._faults.note("poll", error)
             await asyncio.sleep(0)
             while (left := begun + self._board.settings.poll_interval_sec - clock()) > CONFIG_CHECK_SEC:
                 await asyncio.sleep(CONFIG_CHECK_SEC)
