@@ -27,6 +27,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "worker": frozenset({"engines", "core", "client"}),
     "lab": frozenset({"engines", "core", "client"}),
     "guard": frozenset({"core.drift"}),
+    "why": frozenset(),
 }
 EXCEPTIONS: dict[str, frozenset[str]] = {
     # Travels with the guard, so it may not even use its neighbours.
@@ -35,7 +36,7 @@ EXCEPTIONS: dict[str, frozenset[str]] = {
 ENTRANCES = frozenset({"cli", "__main__"})
 """Modules at the top that tie the rooms together; each of their commands imports what it needs."""
 
-STANDARD_LIBRARY_ONLY = frozenset({"engines", "core", "guard"})
+STANDARD_LIBRARY_ONLY = frozenset({"engines", "core", "guard", "why"})
 PYTHON_39 = frozenset({"guard", "core.drift"})
 """What runs inside a router's container, whose Python is not ours to choose."""
 
