@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from terminal import terminal
 
 from enginewatch.lab.sim.process import SimProcess
 
@@ -177,6 +178,18 @@ def test_doctor_knows_a_simulated_engine() -> None:
     found = json.loads(done.stdout)
     assert done.returncode == found["exit_code"]
     assert (found["engine"], found["canary"]["outcome"]) == ("vllm", "ok")
+
+
+def test_doctor_shows_tables_on_a_terminal_and_says_the_same_as_in_a_pipe() -> None:
+    with SimProcess("vllm", dp=2) as sim:
+        plain = run("doctor", sim.url)
+        with terminal([*COMMAND_LINE, "doctor", sim.url], {}) as seen:
+            assert seen.end() == plain.returncode
+    assert "\x1b" in seen.screen
+    assert "╭" in seen.screen
+    for word in ("generation_tokens", "kv_cache_usage", "0.32.0", f"(exit code {plain.returncode})"):
+        assert word in plain.stdout
+        assert word in seen.screen
 
 
 def test_doctor_does_not_take_a_stranger_for_an_engine() -> None:

@@ -16,6 +16,7 @@ from typing import cast
 from xml.etree import ElementTree
 
 import pytest
+from terminal import terminal
 
 from enginewatch.core.settings import Settings
 from enginewatch.lab import demo_stage
@@ -24,6 +25,7 @@ from enginewatch.lab.demo_story import NotAsExpected, Result, Scene, Step, detec
 from enginewatch.lab.sim.process import SimError, SimProcess
 
 DEMO = [sys.executable, "-m", "enginewatch", "demo"]
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 WHOLE_STORY_SEC = 240
 """Thirty-five seconds on a machine that has them."""
 
@@ -137,6 +139,25 @@ def test_nothing_outlives_a_demo_that_is_ended_in_the_middle(number: int, code: 
     assert process.returncode == code
     assert error == ""
     assert_all_gone(started)
+
+
+def test_on_a_terminal_a_picture_is_drawn_and_the_cursor_comes_back(tmp_path: Path) -> None:
+    with terminal(DEMO, {"TMPDIR": str(tmp_path)}) as seen:
+        seen.read_until("A prompt of a million tokens")
+        seen.read_until("growing")
+        assert seen.end(signal.SIGINT) == 130
+    assert "tokens per second" in seen.screen
+    assert "sidecar /healthz" in seen.screen
+    assert seen.screen.rindex(SHOW_CURSOR) > seen.screen.rindex(HIDE_CURSOR)
+    assert "Traceback" not in seen.screen
+
+
+@pytest.mark.parametrize("wish", ["NO_COLOR", "CI"])
+def test_on_a_terminal_without_colours_it_is_as_plain_as_in_a_pipe(wish: str, tmp_path: Path) -> None:
+    with terminal(DEMO, {"TMPDIR": str(tmp_path), wish: "1"}) as seen:
+        seen.read_until("[1/")
+        assert seen.end(signal.SIGINT) == 130
+    assert "\x1b" not in seen.screen
 
 
 def play_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:

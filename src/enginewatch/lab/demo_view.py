@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from rich import box
@@ -297,18 +300,15 @@ def write_svg(path: str, stage: Stage, progress: Progress) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    import io
-    import re
-
-    from rich._export_format import CONSOLE_SVG_FORMAT
-
     width = 118
     console = Console(
         record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", highlight=False
     )
     console.print(whole_story(stage, progress, width))
-    form = re.sub(r"@font-face\s*{{.*?}}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    console.save_svg(path, title="enginewatch demo", code_format=form.replace("Fira Code, monospace", "monospace"))
+    drawn = console.export_svg(title="enginewatch demo")
+    # Without the fonts that rich would have fetched from elsewhere: any monospaced one will do.
+    drawn = re.sub(r"@font-face\s*{.*?}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    Path(path).write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", encoding="utf-8")
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
