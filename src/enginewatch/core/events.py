@@ -230,6 +230,4 @@ class Verdict:
     hung_changed_at: float
 
 
-Instruction = (
-    StartCanary | AbandonCanary | Rescrape | ReadFlags | DescribeEngine | Publish | CaptureEvidence | Log
-)
+Instruction = StartCanary | AbandonCanary | Rescrape | ReadFlags | DescribeEngine | Publish | CaptureEvidence | Log
