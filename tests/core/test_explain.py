@@ -120,6 +120,18 @@ def test_a_broken_log_says_how_it_is_broken() -> None:
     assert (witness(shell, "log").says, witness(shell, "log").detail) == ("broken", "no file matches")
 
 
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        pytest.param(ScriptedEngine(), "awake", id="vLLM tells on its page"),
+        pytest.param(ScriptedSGLang(version="0.5.23"), "cannot tell", id="endpoints absent"),
+        pytest.param(ScriptedSGLang(version="0.5.10"), "cannot tell", id="endpoints not to be trusted"),
+    ],
+)
+def test_whether_a_pause_could_be_seen_at_all_is_said(engine: ScriptedEngine, says: str) -> None:
+    assert witness(VirtualShell(engine, kind=engine.kind).run(60), "pause").says == says
+
+
 def test_with_several_cores_each_has_its_legs_and_its_canary() -> None:
     found = explained(VirtualShell(ScriptedEngine(3)).run(60)).witnesses
     for core in range(3):

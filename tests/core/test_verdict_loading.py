@@ -335,6 +335,35 @@ def test_a_counter_that_fell_without_a_durable_identity_is_another_process() -> 
     assert shell.watch.identity.source == "observed"
 
 
+@pytest.mark.parametrize(("failure", "replaced"), [("refused", True), ("timeout", False), ("http_503", False)])
+def test_a_refused_outage_after_which_no_counter_is_higher_is_another_process(failure: str, replaced: bool) -> None:
+    """Without a durable identity; idle before and after, at zero or not."""
+    engine = ScriptedEngine(start_time=None).at(62, lambda e: e.fail(failure)).at(73, lambda e: e.fail(None))
+    shell = VirtualShell(engine, CANARY_OFF).run(76)
+    assert bool(shell.watch.restarts) is replaced
+
+
+@pytest.mark.parametrize("failure", ["http_404", "malformed"])
+@pytest.mark.parametrize("start_time", [1000.0, None])
+def test_an_answer_that_is_not_a_page_leaves_the_identity_alone(start_time: float | None, failure: str) -> None:
+    engine = ScriptedEngine(start_time=start_time).busy()
+    engine.at(62, lambda e: e.fail(failure)).at(102, lambda e: e.fail(None))
+    shell = VirtualShell(engine).run(61)
+    before = shell.watch.identity
+    assert shell.run(200).watch.identity == before
+
+
+@pytest.mark.parametrize(("start_time", "counted"), [(1000.0, False), (None, True)])
+def test_after_a_refused_outage_it_is_a_replacement_only_where_no_page_could_say_otherwise(
+    start_time: float | None, counted: bool
+) -> None:
+    """A durable identity stands until a page names another one; an observed one cannot."""
+    engine = ScriptedEngine(start_time=start_time).busy()
+    engine.at(62, lambda e: e.fail("refused")).at(73, lambda e: e.fail("http_404"))
+    shell = VirtualShell(engine).run(90)
+    assert bool(shell.watch.restarts) is counted
+
+
 def test_a_counter_that_fell_with_one_is_a_registry_reset() -> None:
     """An elastic rescale rebuilds vLLM's logger: counters begin at zero, the process lives on."""
     engine = ScriptedEngine().busy().at(62, lambda e: setattr(e.cores["0"], "tokens", 0.0))

@@ -212,6 +212,13 @@ def test_with_canaries_off_a_busy_core_is_enough() -> None:
     assert "stall-hang-log" in shell.states
 
 
+def test_with_canaries_off_the_first_request_after_an_idle_hour_gets_that_time_too() -> None:
+    engine = ScriptedEngine().at(3600, lambda e: setattr(e.cores["0"], "running", 1.0)).at(3612, ScriptedEngine.busy)
+    assert VirtualShell(keep_hitting(engine, 3500, 3700), CANARY_OFF).run(3700).acted() == []
+    engine = ScriptedEngine().at(3600, lambda e: setattr(e.cores["0"], "running", 1.0)).at(3630, ScriptedEngine.busy)
+    assert VirtualShell(keep_hitting(engine, 3500, 3700), CANARY_OFF).run(3625).acted(), "and no more than that"
+
+
 def test_with_canaries_off_an_idle_one_is_not() -> None:
     engine = ScriptedEngine().at(62, ScriptedEngine.hang)
     assert VirtualShell(keep_hitting(engine, 62, 300), CANARY_OFF).run(300).acted() == []

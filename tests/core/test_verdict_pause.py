@@ -186,6 +186,17 @@ def test_the_end_of_a_pause_is_a_proof_of_life() -> None:
     assert 122 + 30 <= shell.acted()[0] <= 122 + 5 + 36
 
 
+def test_that_proof_is_as_old_as_the_end_of_the_pause() -> None:
+    watch = DirectWatch()
+    watch.page(0, vllm_page())
+    watch.described(0.1)
+    watch.page(5, vllm_page())
+    watch.flags(5.5, Flags.PAUSED)
+    watch.page(10, vllm_page())
+    watch.flags(13, Flags.CLEAR)
+    assert watch.watch.explain(14).cores[0].stalled_for_sec == 1.0
+
+
 def test_canaries_that_failed_before_a_pause_are_forgotten() -> None:
     engine = with_flags(Flags.SILENT).at(62, ScriptedEngine.hang)
     engine.at(82, lambda e: setattr(e, "flags", Flags.PAUSED)).at(87, resumes)

@@ -370,6 +370,20 @@ def test_without_canaries_the_first_request_after_an_idle_hour_is_not_hung_at_on
     assert VirtualShell(engine, CANARY_OFF).run(3700).acted() == []
 
 
+def test_a_page_that_loses_its_load_gauges_for_once_does_not_begin_that_time_again() -> None:
+    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang)
+    engine.at(83, lambda e: setattr(e, "hide", lambda series: "num_requests" in series))
+    engine.at(88, lambda e: setattr(e, "hide", lambda series: False))
+    assert VirtualShell(engine, CANARY_OFF).run(180).acted()[0] <= 62 + 41
+
+
+def test_a_page_that_says_idle_does() -> None:
+    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang)
+    engine.at(83, lambda e: setattr(e.cores["0"], "running", 0.0))
+    engine.at(88, lambda e: setattr(e.cores["0"], "running", 1.0))
+    assert VirtualShell(engine, CANARY_OFF).run(180).acted()[0] >= 90 + 30
+
+
 @pytest.mark.parametrize("outcome", [Outcome.SATURATED, Outcome.MISCONFIGURED])
 def test_with_an_unusable_canary_a_busy_frozen_core_is_hung_all_the_same(outcome: Outcome) -> None:
     engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).answer(outcome)

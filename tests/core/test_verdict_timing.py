@@ -146,6 +146,13 @@ def test_a_page_is_asked_for_at_the_moment_at_which_only_time_is_missing() -> No
     assert watch.state == "stall-hang"
 
 
+def test_with_canaries_off_polls_are_all_there_is() -> None:
+    settings = Settings(warmup_sec=0, active_probe_enabled=False)
+    shell = VirtualShell(ScriptedEngine(4).busy().at(62, lambda e: e.hang("2")), settings).run(200)
+    assert shell.acted()
+    assert not any(isinstance(instruction, Rescrape) for instruction in shell.instructions)
+
+
 def test_rechecks_never_pile_up_while_a_core_is_frozen() -> None:
     engine = ScriptedEngine(8).busy().at(62, ScriptedEngine.hang)
     shell = VirtualShell(engine).run(400)
