@@ -10,9 +10,11 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -93,8 +95,9 @@ class VllmProcess:
 
     model = "tiny"
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, scratch: str) -> None:
         self._process = process
+        self._scratch = scratch
         self._stopped: set[int] = set()
         self.url = f"http://127.0.0.1:{port}"
         self.port = port
@@ -124,6 +127,8 @@ class VllmProcess:
             EngineNotReadyError: It ended, or was not ready in time.
         """
         port = free_port()
+        # vLLM leaves its sockets behind. Not below `log`: the path of a socket may have 107 characters.
+        scratch = tempfile.mkdtemp(prefix="vllm-")
         command = [
             *(str(venv / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir)),
             *("--served-model-name", cls.model, "--host", "127.0.0.1", "--port", str(port)),
@@ -138,6 +143,7 @@ class VllmProcess:
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
+            "TMPDIR": scratch,
             "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
         with log.open("wb") as output:
@@ -149,7 +155,7 @@ class VllmProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        engine = cls(process, port, log)
+        engine = cls(process, port, log, scratch)
         try:
             engine._wait_ready(ready_sec)
         except BaseException:
@@ -296,6 +302,7 @@ class VllmProcess:
             time.sleep(0.1)
         self._signal(signal.SIGKILL)
         self._process.wait(timeout=20)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
