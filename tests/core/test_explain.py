@@ -153,6 +153,15 @@ def test_a_hang_says_what_ends_it() -> None:
     assert "one complete canary ends it" in flips(SCENES["canary-hang"]())
 
 
+@pytest.mark.parametrize("failure", ["timeout", "http_404"])
+def test_a_hang_that_stands_while_nothing_can_be_read_is_not_ended_by_any_page(failure: str) -> None:
+    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).at(112, lambda e: e.fail(failure))
+    shell = VirtualShell(engine).run(117)
+    assert shell.state == "stall-hang"
+    assert "a page with" not in flips(shell)
+    assert "a progress leg of core 0 that moves ends it" in flips(shell)
+
+
 def test_a_suppressed_hang_says_when_it_is_acted_on() -> None:
     engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang)
     shell = VirtualShell(engine, Settings()).run(200)

@@ -94,11 +94,14 @@ def test_cores_that_freeze_one_after_another_do_not_make_one_another_wait_for_a_
     assert both[0] <= 100 + 36
 
 
-def test_a_slow_metrics_page_delays_the_verdict_by_its_own_time_only() -> None:
+@pytest.mark.parametrize("timeout", [1.0, 5.0, 5.1, 9.9])
+@pytest.mark.parametrize("scrape", [0.5, 3.0, 5.0, 6.0, 9.5])
+def test_a_slow_metrics_page_delays_the_verdict_by_little_more_than_its_own_time(scrape: float, timeout: float) -> None:
+    """However canaries and scrapes interleave, one page begun after a failure comes before the next failure."""
     engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang)
-    engine.scrape_sec = 3.0
-    shell = VirtualShell(engine).run(180)
-    assert shell.acted()[0] <= 62 + 36 + 2 * 3
+    engine.scrape_sec = scrape
+    shell = VirtualShell(engine, Settings(warmup_sec=0, active_probe_timeout_sec=timeout)).run(180)
+    assert shell.acted()[0] <= 62 + 36 + 2 * scrape + timeout
     assert shell.acted()[0] - last_proof(shell, shell.acted()[0]) >= 30
 
 

@@ -269,7 +269,8 @@ class VirtualShell:
 
     def _poll(self) -> None:
         began = self.now
-        self._later(began + self.watch.settings.poll_interval_sec, self._poll)
+        # Start to start, but never two polls at once.
+        self._later(began + max(self.watch.settings.poll_interval_sec, self.engine.scrape_sec), self._poll)
         self.feed(Tick())
         if self.engine.log_hits:
             self.engine.log_hits, hits = 0, self.engine.log_hits

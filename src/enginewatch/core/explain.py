@@ -191,7 +191,7 @@ def _would_flip(facts: Facts) -> Iterator[str]:
         if facts.loading_since is not None:
             yield "a page from /metrics ends it"
             return
-        if facts.failing_since is not None or facts.blind_since is not None:
+        if verdict.core is None:
             yield "a page with progress legs ends it"
             if facts.canary is not None:
                 yield "one complete canary ends it"
