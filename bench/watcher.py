@@ -49,7 +49,7 @@ class Watcher:
             self._command = ["/bin/sh", "-c", join, *self._command]
         # Nothing of the caller's own environment may configure what is measured.
         self._environment = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
-        self._environment |= {"ENGINE_URL": engine_url, "LISTEN": f"127.0.0.1:{self.port}", "CONFIG_FILE": os.devnull}
+        self._environment |= {"ENGINE_URL": engine_url, "LISTEN": f"127.0.0.1:{self.port}", "CONFIG_FILE": "/nonexistent/enginewatch.json"}
         self._environment |= {name.upper(): str(value) for name, value in settings.items()}
 
     def __enter__(self) -> Self:

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, takewhile
 
-MAX_LINE_BYTES = 16 * 1024
-"""Longest line that is read; a longer one is malformed. Wanted ones stay below 1 kB."""
+MAX_LINE_BYTES = 4 * 1024
+"""Longest line that is read; a longer one is malformed. Wanted ones stay below 1 kB, and each kept is held for long."""
 MAX_NUMBER_BYTES = 256
 """Longest text of one number; a longer one is malformed."""
 

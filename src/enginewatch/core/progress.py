@@ -8,6 +8,7 @@ Rules:
     - A counter that falls is reset to the new value and reported; a gauge that falls is nothing.
     - Once any series of interest carried the core label, series without it belong to no core.
     - A core absent from `RETIRE_AFTER` polls while others remain is retired.
+    - What a page may make this hold is bounded: so many series, so many bytes of their names, so many cores.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ RETIRE_AFTER: Final = 3
 REQUEST_GRAINED_STALL_SEC: Final = 120.0
 ONLY_CORE: Final = "0"
 _MOST_SERIES: Final = 8192  # twice what one page may keep; an engine that invents series forever starts over
+_MOST_SERIES_BYTES: Final = 1024 * 1024
+_MOST_CORES: Final = 512
+"""More than any engine has behind one page; each costs some kilobytes, here and in /verdict."""
 
 
 class Proof:
@@ -272,6 +276,9 @@ class Ledger:
         self.cores: dict[str, Core] = {}
         self.page = 0
         """Number of the last page taken in."""
+        self.adopted_bytes = 0
+        """Bytes of all series that were ever new: what pages made others hold who keep them."""
+        self._held_bytes = 0
         self._meanings = _meanings(profile)
         self._slots: dict[str, _Slot | None] = {}
         self._labelled = False
@@ -282,6 +289,7 @@ class Ledger:
         """Forget everything: another process, or a page that lost its legs for good."""
         self.cores.clear()
         self._slots.clear()
+        self._held_bytes = 0
         self._labelled = False
         self._resting.clear()
         self._start_times.clear()
@@ -289,9 +297,10 @@ class Ledger:
     def take(self, samples: Mapping[str, float], t: float, begun: float, poll: int, *, recheck: bool) -> PageNews:
         """Take in one page that was read by `t` and whose scrape began at `begun` (both on the judgement's clock)."""
         self.page = page = self.page + 1
-        if len(self._slots) > _MOST_SERIES:
+        if self._holds_too_much():
             self._slots = {series: slot for series, slot in self._slots.items() if slot is not None}
-            if len(self._slots) > _MOST_SERIES:
+            self._held_bytes = sum(map(len, self._slots))
+            if self._holds_too_much():
                 self.forget()
         if not recheck:
             self.turn_poll(poll)
@@ -360,6 +369,9 @@ class Ledger:
             ),
         )
 
+    def _holds_too_much(self) -> bool:
+        return len(self._slots) > _MOST_SERIES or self._held_bytes > _MOST_SERIES_BYTES
+
     def turn_poll(self, poll: int) -> None:
         """A poll begins: what rechecks saw since the previous one counts as its movement."""
         for core in self.cores.values():
@@ -373,9 +385,13 @@ class Ledger:
         """Count the cores that this poll's page does not show while it shows others, and drop those gone for good."""
         for core in absent:
             core.polls_absent += 1
-            if core.polls_absent >= RETIRE_AFTER:
+        gone = {core for core in absent if core.polls_absent >= RETIRE_AFTER}
+        if gone:
+            for core in gone:
                 del self.cores[core.name]
-                self._slots = {s: slot for s, slot in self._slots.items() if slot is None or slot.core is not core}
+            # Series of no core are looked at anew: there may be room for theirs now.
+            self._slots = {s: slot for s, slot in self._slots.items() if slot is not None and slot.core not in gone}
+            self._held_bytes = sum(map(len, self._slots))
 
     def _adopt(self, series: str, value: float, t: float, poll: int) -> _Slot | None:
         """First sight of a series: find out what it is."""
@@ -386,6 +402,8 @@ class Ledger:
         if slot is None and core_meanings:
             slot = self._adopt_for_core(labels.get(self.profile.core_label), core_meanings, value, t, poll)
         self._slots[series] = slot
+        self._held_bytes += len(series)
+        self.adopted_bytes += len(series)
         return slot
 
     def _adopt_engine_wide(self, meanings: Iterable[_Meaning | PageFlag], value: float) -> _Slot | None:
@@ -410,6 +428,8 @@ class Ledger:
         name = ONLY_CORE if label is None else label
         core = self.cores.get(name)
         if core is None:
+            if len(self.cores) >= _MOST_CORES:
+                return None
             core = self.cores[name] = Core(name, t, poll, self.page)
         # A core's first page is its baseline; a series that appears later was zero before.
         born_later = core.first_page != self.page

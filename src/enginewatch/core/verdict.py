@@ -62,6 +62,8 @@ DESCRIBE_POLLS: Final = 10
 """Polls between two attempts to learn the version of an engine that did not say."""
 _STORY_EVENTS: Final = 400
 _STORY_SAMPLES: Final = 20_000
+_SAMPLE_BYTES: Final = 128
+"""A series that was not on the page before weighs one sample more for each so many bytes; others are held once."""
 _NEVER: Final = float("-inf")
 
 
@@ -123,7 +125,9 @@ class Watch:
         self._recheck_at: float | None = None
         self._out: list[Instruction] = []
         self._story: deque[StoryEntry] = deque(maxlen=_STORY_EVENTS)
-        self._story_samples = 0
+        self._story_weights: deque[int] = deque()
+        self._story_weight = 0
+        self._adopted_bytes = 0
         self._finding = Finding("startup", "no page from the engine yet: it is loading")
         self._verdict = Verdict("startup", False, False, self._finding.reason, None, now)
 
@@ -504,6 +508,7 @@ class Watch:
             return
         self._profile = profile
         self._ledger = Ledger(profile)
+        self._adopted_bytes = 0
         self._take_request()
         self._log("info", f"the engine is {profile.title}", kind=profile.kind)
 
@@ -620,16 +625,20 @@ class Watch:
         story = self._story
         if len(story) == _STORY_EVENTS:
             self._forget_oldest()
-        story.append(StoryEntry(now, event, self._verdict.state))
+        weight = 0
         if type(event) is Scraped:
-            self._story_samples += len(event.samples)
-            while self._story_samples > _STORY_SAMPLES and len(story) > 1:
-                self._forget_oldest()
+            adopted = self._ledger.adopted_bytes
+            weight = len(event.samples) + (adopted - self._adopted_bytes) // _SAMPLE_BYTES
+            self._adopted_bytes = adopted
+        story.append(StoryEntry(now, event, self._verdict.state))
+        self._story_weights.append(weight)
+        self._story_weight += weight
+        while self._story_weight > _STORY_SAMPLES and len(story) > 1:
+            self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        entry = self._story.popleft()
-        if type(entry.event) is Scraped:
-            self._story_samples -= len(entry.event.samples)
+        self._story.popleft()
+        self._story_weight -= self._story_weights.popleft()
 
     def _facts(self, now: float) -> explain_module.Facts:
         reach, blind = self._reach, self._blind
