@@ -10,6 +10,7 @@ Exit codes: a command's own; 2 = it was called wrongly; 130 = Ctrl-C; 1 = nobody
 # are imported just before, inside functions.
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -75,9 +76,6 @@ def _run_for_people(arguments: list[str]) -> int:
     except CycloptsError as error:
         complain(_sentence(error))
         return EXIT_USAGE
-    except ValueError as error:  # options that are fine one by one and not together
-        complain(str(error))
-        return EXIT_USAGE
     result = command(*bound.args, **bound.kwargs)
     return result if isinstance(result, int) else 0
 
@@ -105,16 +103,13 @@ def _sentence(error: "CycloptsError") -> str:
     from cyclopts import UnknownCommandError, UnusedCliTokensError
 
     chain = " ".join(("enginewatch", *(error.command_chain or ())))
-    if isinstance(error, UnusedCliTokensError):
-        text = f"{chain.removeprefix('enginewatch ')} takes no further argument {error.unused_tokens[0]!r}"  # type: ignore[index]
-    else:
-        text = str(error).strip()
-        if isinstance(error, UnknownCommandError):
-            text = text.partition(" Available commands:")[0]
-        head, *rest = [part.strip() for part in text.rstrip(".").replace("? ", "?. ").split(". ") if part.strip()]
-        text = "; ".join([head, *(part[:1].lower() + part[1:] for part in rest)]).rstrip("?.")
-        text = text[:1].lower() + text[1:]
-    return f"{text}; see {chain} --help"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"{error.unused_tokens[0]!r} is one argument too many; see {chain} --help"
+    text = str(error)
+    if isinstance(error, UnknownCommandError):
+        text = text.partition(" Available commands:")[0]
+    parts = [part.strip().rstrip(".?") for part in re.split(r"(?<=[.?])\s", text) if part.strip()]
+    return "; ".join([*(part[:1].lower() + part[1:] for part in parts), f"see {chain} --help"])
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
