@@ -11,6 +11,9 @@ from enginewatch.core.settings import Settings
 
 CANARY_OFF = Settings(warmup_sec=0, active_probe_enabled=False)
 
+PATIENT = Settings(warmup_sec=0, active_probe_timeout_sec=14)
+"""One canary spans several polls."""
+
 
 def hit(engine: ScriptedEngine) -> None:
     engine.log_hits = 1
@@ -75,7 +78,7 @@ def test_counters_must_have_been_frozen_for_the_shorter_stall() -> None:
 
 def test_declared_only_on_a_page_begun_after_the_failed_canary() -> None:
     """A chunk of 25 s: the line at 20 s, the canary lost, and the page that follows shows that it went on."""
-    watch = DirectWatch()
+    watch = DirectWatch(PATIENT)
     watch.page(0, vllm_page(100, running=1))
     watch.canary(0.1, Outcome.OK)
     watch.page(5, vllm_page(100, running=1))
@@ -89,7 +92,7 @@ def test_declared_only_on_a_page_begun_after_the_failed_canary() -> None:
 
 
 def test_and_it_is_when_that_page_shows_no_progress() -> None:
-    watch = DirectWatch()
+    watch = DirectWatch(PATIENT)
     watch.page(0, vllm_page(100, running=1))
     watch.canary(0.1, Outcome.OK)
     watch.page(5, vllm_page(100, running=1))
@@ -116,7 +119,7 @@ def test_without_the_log_the_same_prefill_lives() -> None:
 
 
 def test_a_gauge_that_rises_while_the_canary_is_out_does_not_void_its_failure() -> None:
-    watch = DirectWatch()
+    watch = DirectWatch(PATIENT)
     kv = 0.1
     watch.page(0, vllm_page(kv=kv, running=1))
     watch.canary(0.1, Outcome.OK)

@@ -5,6 +5,8 @@ Rules:
       `unreach-hang` only, `blind` for `canary-hang` only.
     - With several cores a canary must be aimed, and only where the engine's version is known to honour it. Where it
       cannot be aimed, several cores have no usable canary.
+    - A deadline that is noticed late means that the watcher was starved: the answer may have come in time and lain
+      unread. Such a canary counts for nothing and is sent again.
     - Order: a core with a failed canary in this freeze (stay with it), busy cores, the longest without proof; cores
       already declared hung come last, so that they do not starve their siblings.
 """
@@ -13,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from enginewatch.core.progress import Core
 
 Purpose = Literal["core", "outage", "blind"]
+
+LATE_SEC: Final = 1.0
+"""A deadline noticed later than this after its time was not kept by the watcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class InFlight:
     purpose: Purpose
     core: str | None
     begun: float
+    deadline_at: float
     lost_at: float
 
 
@@ -46,17 +52,26 @@ class CanaryDesk:
         self.armed = False
         self.outage_due = False
         self.blind_due = False
+        self.starved = False
+        """The last deadline was noticed late; said once until one is noticed in time."""
 
     def new_process(self) -> None:
         """Another process answers: nothing it was asked before counts, and it has to be armed."""
         self.armed = False
         self.arming_due = True
 
-    def start(self, purpose: Purpose, core: str | None, t: float, lost_at: float) -> InFlight:
+    def start(self, purpose: Purpose, core: str | None, t: float, deadline_at: float, lost_at: float) -> InFlight:
         """Book a canary as under way."""
-        self.in_flight = InFlight(self._next_token, purpose, core, t, lost_at)
+        self.in_flight = InFlight(self._next_token, purpose, core, t, deadline_at, lost_at)
         self._next_token += 1
         return self.in_flight
+
+    def ask_again(self, done: InFlight, core: Core | None) -> None:
+        """What this canary was for is still to be asked."""
+        self.outage_due = self.outage_due or done.purpose == "outage"
+        self.blind_due = self.blind_due or done.purpose == "blind"
+        if core is not None and done.purpose == "core":
+            core.canary_due = True
 
     def finish(self, token: int) -> InFlight | None:
         """The canary with this token ended. None when it is not the one under way: it was abandoned."""

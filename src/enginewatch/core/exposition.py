@@ -190,7 +190,8 @@ class PageReader:
         if not decided and self._pending_bytes > self._search.decided_bytes:
             beginning = b"".join(self._pending)
             self._shaped = self._shaped or beginning.lstrip(b" \t").startswith(b"#")
-            self._skipping = not self._search.beginning.match(beginning)
+            # Until something looked like a metric, a line of no interest is still wanted whole: it may be the one.
+            self._skipping = self._shaped and not self._search.beginning.match(beginning)
         if self._skipping or self._pending_bytes > MAX_LINE_BYTES:
             self._skipping = True
             self._pending.clear()

@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from enginewatch.core import explain as explain_module
 from enginewatch.core.blind import Blindness
-from enginewatch.core.canaries import CanaryDesk, InFlight, Purpose, next_core
+from enginewatch.core.canaries import LATE_SEC, CanaryDesk, InFlight, Purpose, next_core
 from enginewatch.core.clock import GapClock
 from enginewatch.core.core_rules import Conditions, is_busy, judge_core, log_speaks, recheck_at, still_holds
 from enginewatch.core.events import (
@@ -410,8 +410,9 @@ class Watch:
             self._start("core", core.name, now.t, timeout, aim=len(cores) > 1)
 
     def _start(self, purpose: Purpose, core: str | None, t: float, deadline_sec: float, *, aim: bool = False) -> None:
-        lost_at = t + deadline_sec + 2 * self.settings.poll_interval_sec + self.settings.metrics_timeout_sec
-        token = self._desk.start(purpose, core, t, lost_at).token
+        deadline_at = t + deadline_sec
+        lost_at = deadline_at + 2 * self.settings.poll_interval_sec + self.settings.metrics_timeout_sec
+        token = self._desk.start(purpose, core, t, deadline_at, lost_at).token
         self._out.append(StartCanary(token, core if aim else None, deadline_sec))
 
     def _may_ask(self, core: Core, now: Conditions) -> bool:
@@ -441,6 +442,14 @@ class Watch:
                 core.canary_ok_at, core.canary_ok_begun = t, done.begun
                 core.prove(t, Proof.CANARY)
             return
+        late_sec = t - done.deadline_at
+        if outcome in (Outcome.TIMEOUT, Outcome.FROZEN) and late_sec > LATE_SEC:
+            if not self._desk.starved:
+                self._log("warning", f"a canary's deadline was noticed {late_sec:.1f} s late: the watcher lacks CPU")
+            self._desk.starved = True
+            self._desk.ask_again(done, core)
+            return
+        self._desk.starved = False
         if outcome is Outcome.ERROR_ANSWER and not self._desk.armed:
             # A request that this engine never accepted must not kill it.
             outcome = Outcome.MISCONFIGURED

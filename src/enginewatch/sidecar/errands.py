@@ -162,6 +162,8 @@ class Errands:
                     deadline_sec=order.deadline_sec,
                     role=self._role,
                 )
+        except TimeoutError:
+            return Outcome.TIMEOUT, "its deadline was noticed too late"  # the judgement sees by how much
         except Exception as error:
             self._faults.note("canary", error)
             return Outcome.MISCONFIGURED, "internal error of the watcher"
