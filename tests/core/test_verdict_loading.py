@@ -248,6 +248,17 @@ def test_the_first_page_after_an_outage_must_not_kill_an_idle_engine() -> None:
     assert shell.acted() == []
 
 
+def test_a_canary_begun_before_the_outage_is_still_the_cores_own() -> None:
+    watch = DirectWatch(Settings(warmup_sec=0, active_probe_timeout_sec=14))
+    watch.page(0, vllm_page())
+    watch.canary(0.1, Outcome.OK)
+    watch.page(5, vllm_page())
+    watch.fails(10, "timeout")
+    assert "AbandonCanary" not in kinds(watch.page(15, vllm_page()))
+    watch.canary(19, Outcome.TIMEOUT)
+    assert watch.state == "probe-fail-grace"
+
+
 def test_canaries_from_an_outage_do_not_count_for_the_core_even_if_it_still_hangs() -> None:
     engine = ScriptedEngine().at(62, lambda e: e.hang().fail("timeout")).at(118, lambda e: e.fail(None))
     shell = VirtualShell(engine).run(300)

@@ -89,6 +89,12 @@ def test_as_many_canaries_must_fail_in_a_row_as_the_operator_asks_for(needed: in
     assert sum(t <= declared for t, _, _ in shell.results) >= needed
 
 
+def test_and_no_more_than_that() -> None:
+    settings = Settings(warmup_sec=0, active_probe_min_failures=2, active_probe_timeout_sec=13)
+    shell = VirtualShell(ScriptedEngine().busy().at(62, ScriptedEngine.hang), settings).run(180)
+    assert sum(t <= shell.acted()[0] for t, _, outcome in shell.results if outcome is Outcome.TIMEOUT) == 2
+
+
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FROZEN, Outcome.REFUSED, Outcome.ERROR_ANSWER])
 def test_no_answer_a_broken_one_nobody_there_and_an_error_all_count_as_failed(outcome: Outcome) -> None:
     engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).at(62, lambda e: e.answer(outcome))
