@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -179,6 +180,8 @@ async def _serve() -> None:
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     await closed.wait()
+    # Not in order: connections that somebody reads slowly, or not at all, would hold this up.
+    os._exit(0)
 
 
 if __name__ == "__main__":

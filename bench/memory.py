@@ -57,7 +57,8 @@ def inputs() -> list[Input]:
         Input("page: gzip bomb", page="gzip bomb", everyday=True),
         Input("page: slow drip, 10 kB/s", page="slow drip"),
         Input("page: new series each time, as many as may be kept", page="as many new series as may be kept"),
-        Input("page: new series of 15 kB each", page="new series of 15 kB each"),
+        Input("page: new series of 4 kB each", page="new series of 4 kB each"),
+        Input("page: new series of 4 kB each, and no answer to canaries: a hang", page="new series of 4 kB each", canary="never"),
         Input("page: new cores each time, as many as may be kept", page="as many new cores as may be kept"),
         Input("canary: an answer without end", page="idle", canary="endless"),
         Input("canary: no answer", page="idle", canary="never"),
@@ -74,6 +75,16 @@ def inputs() -> list[Input]:
             page="cores-64",
             beside=lambda watcher, _: clients.GreedyReaders(watcher.port, 200, "/verdict"),
             everyday=True,
+        ),
+        Input(
+            "clients: as many cores as may be kept, 200 that ask for /verdict and read nothing",
+            page="as many cores as may be kept",
+            beside=lambda watcher, _: clients.GreedyReaders(watcher.port, 200, "/verdict"),
+        ),
+        Input(
+            "clients: as many cores as may be kept, 200 that ask for /metrics and read nothing",
+            page="as many cores as may be kept",
+            beside=lambda watcher, _: clients.GreedyReaders(watcher.port, 200, "/metrics"),
         ),
         Input(
             "clients: 64 cores, 200 that ask for /metrics and read nothing",
@@ -120,7 +131,13 @@ def after_an_hour(quick: bool) -> tuple[float, float, int]:
 
 def under(hostile: Input, engine: EngineServer, sec: float) -> tuple[float, float, int | None]:
     """Resident set now and at its highest, in MiB, and how often the cgroup's limit was hit (None: no cgroup)."""
-    settings: dict[str, object] = {"poll_interval_sec": POLL_SEC, "metrics_timeout_sec": 2, "warmup_sec": 0}
+    settings: dict[str, object] = {
+        "poll_interval_sec": POLL_SEC,
+        "metrics_timeout_sec": 2,
+        "stall_sec": 3,
+        "active_probe_timeout_sec": 1,
+        "warmup_sec": 0,
+    }
     with (
         memory_cgroup(LIMIT_MIB * MIB) as group,
         tempfile.TemporaryDirectory() as directory,

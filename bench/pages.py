@@ -53,10 +53,10 @@ def hostile_pages() -> dict[str, bytes]:
         "one wanted line over and over": filled(_WANTED + b'{a="b"} 1\n'),
         "new series for ever": _HEAD
         + b"".join(_WANTED + b'{b="%d",a="x"} 1\n' % number for number in range(HOSTILE_BYTES // 45)),
-        "lines of a thousand labels": _HEAD
+        "lines of hundreds of labels": _HEAD
         + b"".join(
-            _WANTED + b'{n="%d",' % number + b",".join(b'l%x=""' % label for label in range(1500)) + b"} 1\n"
-            for number in range(32)
+            _WANTED + b'{n="%d",' % number + b",".join(b'l%x=""' % label for label in range(550)) + b"} 1\n"
+            for number in range(130)
         ),
     }
 
@@ -85,10 +85,16 @@ def with_new_cores(number: int) -> bytes:
 
 
 def with_long_series(number: int) -> bytes:
-    """Few series, each as long as a line may be, none of which was there before."""
+    """Series as long as a line may be, none of which was there before."""
     return real_page() + b"".join(
-        _LEG + b'{engine="0",model_name="%08d-%02d-%s"} %d\n' % (number, line, b"x" * 15_000, line) for line in range(32)
+        _WANTED + b'{engine="0",model_name="%08d-%03d-%s"} %d\n' % (number, line, b"x" * 3_900, line)
+        for line in range(125)
     )
+
+
+def many_cores(_: int) -> bytes:
+    """As many cores as a page may keep, always the same."""
+    return with_new_cores(0)
 
 
 def moving_page(number: int) -> bytes:
@@ -103,5 +109,6 @@ CHANGING: dict[str, Callable[[int], bytes]] = {
     "moving": moving_page,
     "as many new series as may be kept": with_new_series,
     "as many new cores as may be kept": with_new_cores,
-    "new series of 15 kB each": with_long_series,
+    "as many cores as may be kept": many_cores,
+    "new series of 4 kB each": with_long_series,
 }
