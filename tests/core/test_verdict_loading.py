@@ -513,3 +513,13 @@ def test_gaps_on_every_poll_never_kill() -> None:
     for poll in range(100):
         watch.page(40.0 * poll, vllm_page(running=1))
         assert not watch.watch.verdict.hung
+
+
+def test_a_gap_of_the_watcher_does_not_take_a_declared_hang_back() -> None:
+    engine = ScriptedEngine().busy().at(60, ScriptedEngine.hang)
+    shell = VirtualShell(engine).run(120)
+    assert shell.state == "stall-hang"
+    said = len(shell.timeline)
+    shell.freeze(300)
+    shell.run(600)
+    assert {verdict.state for _, verdict in shell.timeline[said:]} == {"stall-hang"}

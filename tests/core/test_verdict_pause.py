@@ -240,3 +240,23 @@ def test_the_first_canary_waits_until_the_engine_is_awake() -> None:
     engine = sleeps(ScriptedEngine()).at(62, wakes)
     shell = VirtualShell(engine, Settings(warmup_sec=0)).run(120)
     assert min(t for t, _ in shell.canaries) >= 62
+
+
+# --- an engine that rests and then answers no more ------------------------------------------------------------------
+
+
+def asleep(engine: ScriptedEngine) -> None:
+    engine.extra['vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"}'] = 0.0
+
+
+def test_an_engine_that_sleeps_and_answers_no_more_is_hung_by_the_time_alone() -> None:
+    engine = ScriptedEngine().at(30, asleep).at(60, lambda e: e.fail("timeout"))
+    shell = VirtualShell(engine).run(700)
+    assert shell.first("unreach-hang") is not None
+    assert shell.acted()[0] >= 60 + 300
+
+
+def test_one_that_takes_its_time_to_wake_up_is_not() -> None:
+    engine = ScriptedEngine().at(30, asleep).at(60, lambda e: e.fail("timeout"))
+    engine.at(300, lambda e: e.fail(None)).at(300, lambda e: e.extra.clear())
+    assert VirtualShell(engine).run(700).acted() == []

@@ -277,7 +277,7 @@ def _found_core(ledger: Ledger, name: str, begun: float) -> FoundCore:
         missing_legs=tuple(leg.name for leg in ledger.profile.legs if leg.name not in core.legs),
         running=core.running(ledger.page),
         waiting=core.waiting(ledger.page, without_deferred=False),
-        queues={queue.name: queue.value for queue in core.queues.values()},
+        queues={queue.name: max(q.value for q in core.queues if q.name == queue.name) for queue in core.queues},
         heartbeat=core.heartbeat_at is not None,
     )
 

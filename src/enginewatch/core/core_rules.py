@@ -87,7 +87,7 @@ def judge_core(core: Core, now: Conditions) -> Finding:
         return Finding(state, f"core {name}: {_NEITHER[state]}, frozen for {frozen:.0f} s", name)
     if core.proof_by == Proof.CANARY:
         return _unless_peer_stall(core, now, "stall-active-ok", f"core {name}: idle, the last canary went through")
-    if not now.canaries_on and frozen >= threshold and not is_busy(core, now):
+    if not (now.canaries_on and now.aimable) and frozen >= threshold and not is_busy(core, now):
         return _unless_peer_stall(core, now, "idle", f"core {name}: idle, {_heartbeat_says(core, now, threshold)}")
     return _unless_peer_stall(
         core, now, "freeze-grace", f"core {name}: nothing moved for {frozen:.0f} s of {threshold:g} s"
@@ -180,7 +180,7 @@ def _heartbeat_frozen(core: Core, now: Conditions, limit: float) -> bool:
 
 def _heartbeat_says(core: Core, now: Conditions, threshold: float) -> str:
     if core.heartbeat_at is None or core.heartbeat_page != now.page:
-        return "cannot tell more: canaries are off"
+        return f"cannot tell more: {'no canary can be aimed' if now.canaries_on else 'canaries are off'}"
     if _heartbeat_frozen(core, now, threshold):
         return "but its scheduler loop does not turn"
     return "its scheduler loop turns"

@@ -9,11 +9,16 @@ Two sources so far:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal
 
 REFUSED_MEANS_GONE: Final = 2
+FORMER: Final = 16
+"""So many replaced processes are remembered."""
+STRAYS: Final = 3
+"""Pages in a row after which a process that was replaced before is the engine again."""
 
 Source = Literal["process_start_time", "observed"]
 
@@ -52,11 +57,26 @@ class IdentityTracker:
         self._watcher_started_ms = watcher_started_ms
         self._minted = 0
         self._refused_in_a_row = 0
+        self._former: deque[str] = deque(maxlen=FORMER)
+        self._strays_in_a_row = 0
         self.identity: Identity | None = None
 
     def refused(self) -> None:
         """A poll found nobody listening."""
         self._refused_in_a_row += 1
+
+    def is_stray(self, start_time: float | None) -> bool:
+        """Whether a page that says this comes from a process that was replaced before.
+
+        Processes do not come back. One that seems to is a second one behind the same address, and every switch between
+        the two would be a replacement, with its warm-up, for ever. Only when nothing but that process has answered for
+        `STRAYS` pages is it the engine again.
+        """
+        if start_time is None or _durable_id(start_time) not in self._former:
+            self._strays_in_a_row = 0
+            return False
+        self._strays_in_a_row += 1
+        return self._strays_in_a_row < STRAYS
 
     def page(self, start_time: float | None, *, fell: bool, rose: bool, now: float) -> Change:
         """Take in what one page says. `fell` and `rose`: whether any counter did, against the page before.
@@ -66,7 +86,7 @@ class IdentityTracker:
         gone, self._refused_in_a_row = self._refused_in_a_row >= REFUSED_MEANS_GONE, 0
         known = self.identity
         if start_time is not None:
-            engine_id = f"pst-{start_time:.2f}"
+            engine_id = _durable_id(start_time)
             if known is not None and known.engine_id == engine_id:
                 return Change.SAME
             # An observed identity that gets a name without a sign of a replacement is the same process.
@@ -86,4 +106,10 @@ class IdentityTracker:
         self, engine_id: str, source: Source, started_at_unix: float | None, now: float, *, replaced: bool
     ) -> None:
         restarts = self.identity.restarts if self.identity is not None else 0
+        if replaced and self.identity is not None:
+            self._former.append(self.identity.engine_id)
         self.identity = Identity(engine_id, source, started_at_unix, now, restarts + replaced)
+
+
+def _durable_id(start_time: float) -> str:
+    return f"pst-{start_time:.2f}"

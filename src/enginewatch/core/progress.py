@@ -5,7 +5,8 @@ Rules:
       by what falls there, and one hung rank must not hide behind its siblings.
     - A series that is absent keeps its value; coming back unchanged is nothing. A series born after its core's first
       page counts from zero.
-    - A counter that falls is reset to the new value and reported; a gauge that falls is nothing.
+    - A counter that falls is reset to the new value and reported; a gauge that falls is nothing. A counter that goes to
+      and fro between two values (two frozen registries behind one address) moves no more after the first fall.
     - Once any series of interest carried the core label, series without it belong to no core.
     - A core absent from `RETIRE_AFTER` polls while others remain is retired.
     - What a page may make this hold is bounded: so many series, so many bytes of their names, so many cores.
@@ -58,7 +59,7 @@ class LegState:
 
 
 class QueueState:
-    """One P/D queue of one core: since when it has been above zero without ever falling."""
+    """One series of a P/D queue of one core: since when it has been above zero without ever falling."""
 
     __slots__ = ("name", "stuck_since", "value")
 
@@ -147,7 +148,7 @@ class Core:
         self.name = name
         self.first_page = page
         self.legs: dict[str, LegState] = {}
-        self.queues: dict[str, QueueState] = {}
+        self.queues: list[QueueState] = []
         self.run = CanaryRun()
         self.hang: str | None = None
         """The hang state declared for this core, until it proves life."""
@@ -210,7 +211,7 @@ class Core:
 
     def stuck_queue(self, t: float, peer_stall_sec: float) -> QueueState | None:
         """The P/D queue that stood still for peer_stall_sec while no transfer succeeded, if any."""
-        for queue in self.queues.values():
+        for queue in self.queues:
             if queue.stuck_since is not None and t - max(queue.stuck_since, self.transfers_at) >= peer_stall_sec:
                 return queue
         return None
@@ -233,11 +234,13 @@ class Core:
 class _Slot:
     """One series: its last value and what a change of it means."""
 
-    __slots__ = ("core", "effects", "page", "value")
+    __slots__ = ("core", "effects", "fell_from", "page", "value")
 
     def __init__(self, core: Core | None, value: float, effects: tuple[_Effect, ...]) -> None:
         self.core = core
         self.value = value
+        self.fell_from: float | None = None
+        """What it was before it fell, or was back at: going to and fro between two values is no life."""
         self.effects = effects
         self.page = -1
 
@@ -280,6 +283,8 @@ class Ledger:
         """Bytes of all series that were ever new: what pages made others hold who keep them."""
         self._held_bytes = 0
         self._meanings = _meanings(profile)
+        start_time = profile.start_time
+        self._start_time_names = start_time.full_names(profile.prefixes) if start_time is not None else ()
         self._slots: dict[str, _Slot | None] = {}
         self._labelled = False
         self._resting: list[tuple[PageFlag, _Slot]] = []
@@ -325,7 +330,10 @@ class Ledger:
                     core.last_page = page
                     if value == old:
                         continue
-                    if value > old:
+                    if value == slot.fell_from:
+                        slot.fell_from = old
+                    elif value > old:
+                        slot.fell_from = None
                         effect.moved_at = t
                         core.moved_leg = effect.leg.name
                         if effect.is_counter:
@@ -336,6 +344,7 @@ class Ledger:
                             core.gauge_page = page
                     elif effect.is_counter:
                         fell = True
+                        slot.fell_from = old
                         core.fell_poll = poll
                 elif type(effect) is QueueState:
                     _queue_read(effect, value, t)
@@ -368,6 +377,13 @@ class Ledger:
                 (flag.state for flag, slot in self._resting if slot.page == page and slot.value == flag.value), None
             ),
         )
+
+    def start_time_of(self, samples: Mapping[str, float]) -> float | None:
+        """What a page says of the process's start, before it is taken in."""
+        for name in self._start_time_names:
+            if name in samples:
+                return samples[name]
+        return None
 
     def _holds_too_much(self) -> bool:
         return len(self._slots) > _MOST_SERIES or self._held_bytes > _MOST_SERIES_BYTES
@@ -442,7 +458,9 @@ class Ledger:
                 core._step_grained = core._step_grained or meaning.grain is Grain.STEP
                 effects.append(state)
             elif isinstance(meaning, Queue):
-                effects.append(core.queues.setdefault(meaning.name, QueueState(meaning.name)))
+                queue = QueueState(meaning.name)
+                core.queues.append(queue)
+                effects.append(queue)
             else:
                 effects.append(meaning)
                 {_RUNNING: core._running, _WAITING: core._waiting, _DEFERRED: core._deferred}.get(meaning, []).append(

@@ -16,8 +16,9 @@ from enginewatch.core.events import Outcome
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import HUNG, Finding
 
-UNREACH_5XX_SEC: Final = 300.0
-"""An engine that answers 5xx still answers; vLLM's own watchdog and an elastic rescale end within this."""
+PATIENT_SEC: Final = 300.0
+"""How long an outage must last at least where the engine answered 5xx (it still answers; vLLM's own watchdog and an
+elastic rescale end within this), or was asleep when it began."""
 
 Phase = Literal["startup", "restarting", "running"]
 
@@ -40,7 +41,7 @@ class Reach:
         self.failures = 0
         """Canaries begun during this outage that failed."""
         self._last: Outcome | None = None
-        self._any_5xx = False
+        self._is_patient = False
         self._held: Finding | None = None
 
     @property
@@ -54,8 +55,11 @@ class Reach:
         self.failing_since = None
         self._begin_afresh()
 
-    def failed(self, failure: str, begun: float, t: float, standing: Finding) -> bool:
-        """A poll failed; `standing` is what was found before. Returns True when the process has just gone away."""
+    def failed(self, failure: str, begun: float, t: float, standing: Finding, *, resting: bool) -> bool:
+        """A poll failed; `standing` is what was found before. Returns True when the process has just gone away.
+
+        `resting`: the engine's last word was that it is paused or asleep. It may be busy waking up.
+        """
         self.failing_how, self._failed_at = failure, t
         if failure == "refused":
             went_away = self.phase == "running"
@@ -69,7 +73,7 @@ class Reach:
                 self.failing_since = begun
                 self._begin_afresh()
                 self._held = standing if standing.state in HUNG else None
-            self._any_5xx = self._any_5xx or failure.startswith("http_5")
+            self._is_patient = self._is_patient or resting or failure.startswith("http_5")
         return False
 
     def canary_answered(self, outcome: Outcome, *, failed: bool) -> None:
@@ -87,13 +91,13 @@ class Reach:
 
     def _begin_afresh(self) -> None:
         self.failures, self._last = 0, None
-        self._any_5xx = False
+        self._is_patient = False
         self._held = None
 
     def limit_sec(self, settings: Settings) -> float:
         """How long this outage may last."""
         limit = settings.unreach_after_sec
-        return max(limit, UNREACH_5XX_SEC) if self._any_5xx else limit
+        return max(limit, PATIENT_SEC) if self._is_patient else limit
 
     def finding(self, t: float, settings: Settings, *, canaries_on: bool) -> Finding | None:
         """The state that holds, None when the engine answers."""

@@ -50,7 +50,7 @@ CORE_STATES: Final = (
     State("saturated", False, "the last canary was turned away because the engine is full"),
     State("misconfigured", False, "the last canary was refused for a reason that is no hang (401, 404...)"),
     State("stall-active-ok", False, "nothing moved since the last complete canary: alive and idle"),
-    State("idle", False, "frozen, not busy, canaries off"),
+    State("idle", False, "frozen, not busy, and canaries are off or cannot be aimed"),
     State("freeze-grace", False, "frozen, not yet for long"),
     State("peer-stall", False, "a prefill/decode queue stands still: the partner is at fault"),
 )

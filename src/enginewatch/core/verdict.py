@@ -122,6 +122,7 @@ class Watch:
         self._process_since = _NEVER
         self._last_begun = _NEVER
         self._log_hit_at = _NEVER
+        self._said_stray = False
         self._recheck_at: float | None = None
         self._out: list[Instruction] = []
         self._story: deque[StoryEntry] = deque(maxlen=_STORY_EVENTS)
@@ -237,6 +238,9 @@ class Watch:
             return
         self._last_begun = begun
         self._recheck_at = None
+        if self._identity.is_stray(self._ledger.start_time_of(event.samples)):
+            self._on_stray(t, recheck=event.recheck)
+            return
         if self._may_be_another_kind:
             self._recognise(event.samples)
         news = self._ledger.take(event.samples, t, begun, self._polls, recheck=event.recheck)
@@ -250,6 +254,15 @@ class Watch:
             self._page_without_legs(t, "the page has none of this engine's progress series")
         self._follow_rest(t)
         if not event.recheck:
+            self._ask_stalled(t)
+
+    def _on_stray(self, t: float, *, recheck: bool) -> None:
+        """A page of a process that was replaced before: not this engine's, so it neither proves nor disproves life."""
+        if not self._said_stray:
+            self._said_stray = True
+            self._log("error", "two engine processes answer in turn behind this address: ENGINE_URL must name one")
+        if not recheck:
+            self._ledger.turn_poll(self._polls)
             self._ask_stalled(t)
 
     def _on_failed_scrape(self, event: ScrapeFailed, t: float, now: float) -> None:
@@ -267,7 +280,7 @@ class Watch:
         self._desk.outage_due = event.failure != "refused"  # nobody listens: a canary could tell nothing more
         if event.failure == "refused":
             self._identity.refused()
-        if self._reach.failed(event.failure, begun, t, self._finding):
+        if self._reach.failed(event.failure, begun, t, self._finding, resting=self._rest.state is not None):
             self._abandon()
             for core in self._ledger.cores.values():
                 core.hang = None
@@ -591,20 +604,21 @@ class Watch:
     def _engine_wide(self, t: float) -> Finding | None:
         """The first engine-wide state that holds, None to judge by cores."""
         canaries_on = self._request is not None
-        found = self._reach.finding(t, self.settings, canaries_on=canaries_on)
+        # A resting engine is sent no canary, so there none could fail: the time alone decides.
+        asked = canaries_on and self._rest.state is None
+        found = self._reach.finding(t, self.settings, canaries_on=asked)
         if found is not None:
             return found
-        if self._gap_poll >= self._polls:
+        # What was not seen, or cannot be read, proves nothing: a declared hang stands until its core is forgotten.
+        hang_stands = any(core.hang for core in self._ledger.cores.values())
+        if self._gap_poll >= self._polls and not hang_stands:
             return Finding("observer-gap", "the watcher itself did not run for a while: that time does not count")
         if self._replaced_poll == self._polls:
             return Finding("replaced", "another engine process answers now: everything is learned anew")
         if self._rest.state is not None:
             return Finding("paused", f"the engine says it is {self._rest.state}: no canary, no hang")
         found = self._blind.finding(self.settings, canaries_on=canaries_on)
-        if found is not None and found.state not in HUNG and any(core.hang for core in self._ledger.cores.values()):
-            # What cannot be read proves nothing: a declared hang stands until its core is forgotten.
-            return None
-        return found
+        return None if hang_stands and found is not None and found.state not in HUNG else found
 
     def _worst_core(self, now: Conditions) -> Finding:
         worst: Finding | None = None
