@@ -1,0 +1,115 @@
+"""How long /healthz takes at 200 requests a second, in peace and while hostile pages are read without a pause.
+
+    python bench/healthz.py [--quick]
+
+One kept connection from a process of its own. The hostile pages have 8 MiB; the poll interval is so short that one scrape
+follows the other. The control is a server that does nothing but answer a constant, asked in the same run: what the machine
+and the load generator cost. Bound: p99 5 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import hostile_clients as clients
+import probe_load
+from engine_server import EngineServer
+from report import Figure, Report, Table, main, verdict
+from watcher import Watcher
+
+BOUND_MS = 5
+PER_SEC = 200
+BACK_TO_BACK_SEC = 0.01
+IN_PEACE = (("in peace, poll 5 s", "moving", 5.0), ("in peace, poll 1 s, 64 cores idle", "cores-64", 1.0))
+HOSTILE = (
+    "2 million lines",
+    "4 million lines",
+    "lines that nearly match",
+    "wanted lines, torn",
+    "wanted lines, NaN",
+    "one wanted line over and over",
+    "new series for ever",
+    "one giant line, wanted name",
+    "gzip bomb",
+    "as many new series as may be kept",
+    "as many new cores as may be kept",
+    "as many cores as may be kept",
+)
+QUICK = ("2 million lines", "as many cores as may be kept")
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that so large a share is at or below."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def measure(quick: bool) -> Report:
+    seconds = 1 if quick else 20
+    rows: list[tuple[str, ...]] = []
+    peace = hostile = 0.0
+    worst = ""
+
+    def add(name: str, took: list[float], scrapes: float | None) -> float:
+        p99 = percentile(took, 0.99)
+        bounded = scrapes is not None
+        rows.append(
+            (
+                name,
+                f"{percentile(took, 0.5):.2f}",
+                f"{p99:.2f}",
+                f"{max(took):.1f}",
+                str(BOUND_MS) if bounded else "",
+                verdict(p99, BOUND_MS) if bounded else "",
+                f"{scrapes:.0f}" if scrapes is not None else "",
+            )
+        )
+        return p99
+
+    with EngineServer() as engine:
+        add("control: a constant", probe_load.result(probe_load.start(engine.port, "/healthz", PER_SEC, seconds)), None)
+        for name, kind, poll_sec in IN_PEACE:
+            took, scrapes = asked_while(engine, kind, poll_sec, seconds)
+            peace = max(peace, add(name, took, scrapes))
+        for kind in QUICK if quick else HOSTILE:
+            took, scrapes = asked_while(engine, kind, BACK_TO_BACK_SEC, seconds)
+            p99 = add(f"page: {kind}", took, scrapes)
+            if p99 > hostile:
+                hostile, worst = p99, kind
+        took, scrapes = asked_while(engine, "cores-64", 1.0, seconds, readers=True)
+        crowd = add("64 cores, /verdict and /metrics read without a pause beside", took, scrapes)
+    return Report(
+        [
+            Table(
+                f"/healthz at {PER_SEC} requests a second, {seconds} s each, ms",
+                ("while", "p50", "p99", "longest", "bound", "kept", "scrapes"),
+                rows,
+            )
+        ],
+        [
+            Figure("/healthz p99, in peace", peace, BOUND_MS, "ms"),
+            Figure(f"/healthz p99, worst hostile page ({worst})", hostile, BOUND_MS, "ms"),
+            Figure("/healthz p99, while long answers are read", crowd, BOUND_MS, "ms"),
+        ],
+    )
+
+
+def asked_while(
+    engine: EngineServer, kind: str, poll_sec: float, seconds: float, *, readers: bool = False
+) -> tuple[list[float], float]:
+    """Milliseconds of each answer while that page is read at that pace, and how many scrapes there were."""
+    engine.serve("real")
+    with contextlib.ExitStack() as stack:
+        watcher = stack.enter_context(Watcher(engine.url, poll_interval_sec=poll_sec, warmup_sec=0))
+        watcher.wait(lambda: watcher.metric("enginewatch_scrapes_total") >= 1, 10, "a page read")
+        engine.serve(kind)
+        if readers:
+            for path in ("/verdict", "/metrics"):
+                stack.enter_context(clients.beside(clients.hurried_readers(watcher.url, path)))
+        before = watcher.metric("enginewatch_scrapes_total")
+        took = probe_load.result(probe_load.start(watcher.port, "/healthz", PER_SEC, seconds))
+        return took, watcher.metric("enginewatch_scrapes_total") - before
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)
