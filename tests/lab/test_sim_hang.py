@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 
@@ -9,6 +10,9 @@ import pytest
 from tests.lab.conftest import SimFactory
 from tests.lab.sim_asking import ask, canary, eventually, hangs, page, value
 
+from enginewatch.client.target import EngineClient, Target
+from enginewatch.core.events import Flags
+from enginewatch.engines import PROFILES
 from enginewatch.lab.sim.process import SimProcess
 
 WAIT = 0.5
@@ -22,13 +26,29 @@ def vllm(warm: SimFactory) -> SimProcess:
 
 @pytest.fixture
 def sglang(warm: SimFactory) -> SimProcess:
-    return warm("sglang", step_ms=5, health_timeout_sec=1.5)
+    engine = warm("sglang", step_ms=5, health_timeout_sec=1.5)
+    if ask(engine, "/ping").status != 200:
+        ask(engine, "/health")  # a test before left it with a failed one
+    return engine
 
 
 @pytest.fixture(params=["vllm", "sglang"])
 def either(request: pytest.FixtureRequest) -> SimProcess:
     engine: SimProcess = request.getfixturevalue(request.param)
     return engine
+
+
+def flags(sim: SimProcess) -> Flags:
+    """What a sidecar learns of a pause."""
+
+    async def told() -> Flags:
+        client = EngineClient(Target.parse(f"http://127.0.0.1:{sim.port}"))
+        try:
+            return await client.read_flags(PROFILES[sim.engine].flag_endpoints)
+        finally:
+            await client.close()
+
+    return asyncio.run(told())
 
 
 def running(text: str, **labels: str) -> float | None:
@@ -211,10 +231,31 @@ def test_a_sleeping_vllm_says_so_on_its_page(vllm: SimProcess) -> None:
 
 def test_a_paused_sglang_is_not_ready_and_its_health_fails(sglang: SimProcess) -> None:
     assert ask(sglang, "/pause_generation", {"mode": "in_place"}).status == 200
-    assert ask(sglang, "/ready").status == 503
+    assert (ask(sglang, "/ready").status, ask(sglang, "/ping").status) == (503, 200)
     assert ask(sglang, "/health").status == 503
+    assert ask(sglang, "/ping").status == 503
     assert ask(sglang, "/continue_generation", {}).status == 200
     assert ask(sglang, "/health").status == 200
+    assert ask(sglang, "/ping").status == 200
+
+
+def test_a_sidecar_can_tell_the_pause_of_a_sglang_and_not_its_hang(sglang: SimProcess) -> None:
+    assert flags(sglang) is Flags.CLEAR
+    sglang.stop()
+    assert flags(sglang) is Flags.CLEAR
+    sglang.cont()
+    assert ask(sglang, "/pause_generation", {"mode": "in_place"}).status == 200
+    assert flags(sglang) is Flags.PAUSED
+    assert ask(sglang, "/continue_generation", {}).status == 200
+    assert flags(sglang) is Flags.CLEAR
+
+
+def test_an_older_sglang_tells_nothing_of_a_pause_by_ping(warm: SimFactory) -> None:
+    engine = warm("sglang", step_ms=5, health_timeout_sec=0.1, version="0.5.19")
+    assert ask(engine, "/ready").status == 404
+    assert ask(engine, "/pause_generation", {"mode": "in_place"}).status == 200
+    assert ask(engine, "/health").status == 503
+    assert ask(engine, "/ping").status == 200
 
 
 def test_a_client_that_leaves_a_hung_core_is_an_abort_and_no_success(vllm: SimProcess) -> None:

@@ -2,7 +2,8 @@
 
 /health and /health_generate are one handler: it sends a one-token request, looks every second whether anything came
 from a scheduler, and gives up after a while. /server_info asks the schedulers and hangs with them; /ready, /ping,
-/model_info, /v1/models and /v1/loads do not.
+/model_info, /v1/models and /v1/loads do not. A pause is told by /ready alone: /ping stays 200, until a /health that was
+asked meanwhile gives up.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from enginewatch.engines.profile import version_tuple
 from enginewatch.lab.sim.engine import Engine, read_json, start_events, tokens_of
 from enginewatch.lab.sim.enginelog import DETOKENIZER_LINE
 from enginewatch.lab.sim.ranks import CoreDied, Stream
@@ -22,6 +24,9 @@ from enginewatch.lab.sim.ranks import CoreDied, Stream
 FAKE_HOST = "2.2.2.2"
 """The engine's own bootstrap host for requests without a partner."""
 _HEALTH_LOOK_SEC = 1.0
+_READY_SINCE = (0, 5, 20)
+_PING_TELLS_SINCE = (0, 5, 23)
+"""Before, /ping is a constant 200."""
 _WORD = " token"
 _OPENAI_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
@@ -35,6 +40,7 @@ class SglangHttp:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._options = engine.options
+        self._version = version_tuple(engine.options.reported_version)
         self._healthy = True
         self._probed = 0
 
@@ -43,8 +49,9 @@ class SglangHttp:
         router = app.router
         for path in ("/health", "/health_generate"):
             router.add_get(path, self._health)
-        for path in ("/ready", "/ping"):
-            router.add_get(path, self._ready)
+        if self._version >= _READY_SINCE:
+            router.add_get("/ready", self._ready)
+        router.add_get("/ping", self._ping)
         for path in ("/model_info", "/get_model_info"):
             router.add_get(path, self._model_info)
         for path in ("/server_info", "/get_server_info"):
@@ -104,8 +111,15 @@ class SglangHttp:
         return web.Response(status=503)
 
     async def _ready(self, request: web.Request) -> web.Response:
-        fine = self._healthy and not self._engine.paused and not self._engine.ranks.dead
-        return web.Response(status=200 if fine else 503)
+        return web.Response(status=200 if self._is_up and not self._engine.paused else 503)
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self._is_up or self._version < _PING_TELLS_SINCE else 503)
+
+    @property
+    def _is_up(self) -> bool:
+        """The server's own status, which a failed /health changes and a pause does not."""
+        return self._healthy and not self._engine.ranks.dead
 
     # --- descriptions -----------------------------------------------------------------------------------------------
 
