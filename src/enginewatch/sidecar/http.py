@@ -30,7 +30,7 @@ FIRST_REQUEST_SEC = 10.0
 """How long a connection may take over its first request."""
 DRAIN_SEC = 10.0
 """How long a client may leave an answer unread."""
-MAX_UNREAD_BYTES = 4 * 1024 * 1024
+MAX_UNREAD_BYTES = 2 * 1024 * 1024
 """So much may wait for slow readers before long answers are refused."""
 MAX_RENDERS_PER_SEC = 10
 """How often one page is put together anew; beyond that the last one is given again."""
