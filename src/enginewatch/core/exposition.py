@@ -60,6 +60,9 @@ _PAIRS = re.compile(_PAIR)
 _USUAL_SERIES = re.compile(
     rb"([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+\{((?:[ \t]*+" + _PAIR + rb"[ \t]*+(?:,|(?=\})))*+)[ \t]*+\}"
 )
+_PLAIN_PAIR = r'([a-zA-Z_][a-zA-Z0-9_]*+)="([^"\\]*+)"(?:,|(?=\}))'
+_PLAIN_PAIRS = re.compile(_PLAIN_PAIR)
+_PLAIN_SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*+)\{((?:" + _PLAIN_PAIR + r")*+)\}")
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*+")
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*+")
 _ESCAPE = re.compile(r'[\\"\n]')
@@ -262,6 +265,13 @@ def parse_series(text: str) -> tuple[str, dict[str, str]]:
     Raises:
         ValueError: it is not the text of a series.
     """
+    plain = _PLAIN_SERIES.fullmatch(text)
+    if plain is not None:  # nearly all: half of the time of what follows
+        pairs = _PLAIN_PAIRS.findall(text, plain.end(1))
+        labels = dict(pairs)
+        if len(labels) < len(pairs):
+            raise ValueError("a label stands there twice")
+        return plain[1], labels
     brace = text.find("{")
     if brace < 0:
         name, inner = text.strip(" \t"), ""
@@ -277,7 +287,7 @@ def parse_series(text: str) -> tuple[str, dict[str, str]]:
         name, at = _unescape(quoted[1]), quoted.end()
     elif not _METRIC_NAME.fullmatch(name):
         raise ValueError("not a metric name")
-    labels: dict[str, str] = {}
+    labels = {}
     inner = inner.rstrip(" \t")
     while at < len(inner):
         pair = _LABEL.match(inner, at)
