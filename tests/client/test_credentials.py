@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.client.servers import Recorder, Serve, answering, response
 
+from enginewatch.client.credentials import Unusable, read_key
 from enginewatch.client.exchange import Question, Trouble
 from enginewatch.client.target import EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Outcome
@@ -90,6 +91,28 @@ async def test_a_fifo_in_place_of_the_key_does_not_stop_the_loop(serve: Serve, t
     url = await serve(answering(response("", status="401 Unauthorized")))
     report = await EngineClient(Target.parse(url, api_key_file=str(tmp_path / "key"))).canary(PROBE, deadline_sec=5)
     assert "not a regular file" in report.detail
+
+
+async def test_a_directory_in_place_of_the_key_keeps_no_page_from_being_read(serve: Serve, tmp_path: Path) -> None:
+    # What a container runtime makes of a mount whose file does not exist.
+    (tmp_path / "key").mkdir()
+    server = Recorder({"/metrics": response("# page\n"), "/x": response("", status="401 Unauthorized")})
+    client = EngineClient(Target.parse(await serve(server), api_key_file=str(tmp_path / "key")))
+    assert await client.scrape(frozenset(), timeout_sec=5, path="/metrics") == {}
+    assert "not a regular file" in (await client.canary(PROBE, deadline_sec=5)).detail
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "fifo"])
+def test_no_descriptor_is_left_of_a_file_that_cannot_be_used(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "key"
+    if kind == "directory":
+        file.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(file)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(Unusable):
+        read_key(str(file))
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])

@@ -79,13 +79,16 @@ def _read_small(path: str, max_bytes: int, what: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as problem:
         raise Unusable(f"the {what} {path} cannot be read: {_why(problem)}") from None
-    with open(descriptor, "rb") as file:
+    try:
+        # Before open(), which would refuse the descriptor of a directory and leave it open.
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Unusable(f"the {what} {path} is not a regular file")
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             raw = file.read(max_bytes + 1)
-        except OSError as problem:
-            raise Unusable(f"the {what} {path} cannot be read: {_why(problem)}") from None
+    except OSError as problem:
+        raise Unusable(f"the {what} {path} cannot be read: {_why(problem)}") from None
+    finally:
+        os.close(descriptor)
     if len(raw) > max_bytes:
         raise Unusable(f"the {what} {path} is larger than {max_bytes} bytes")
     return raw
