@@ -32,7 +32,7 @@ def measure(quick: bool) -> Report:
         for kind, _ in KINDS:
             engine = stack.enter_context(EngineServer())
             engine.serve(kind)
-            watchers.append(stack.enter_context(Watcher(engine.url, warmup_sec=0)))
+            watchers.append(stack.enter_context(Watcher(engine.url, {"warmup_sec": 0})))
         # The start is not part of it: warm-up of the process, first page, first canary.
         time.sleep(1 if quick else 2 * POLL_SEC + 1)
         before = [(watcher.cpu_sec(), time.perf_counter()) for watcher in watchers]

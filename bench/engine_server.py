@@ -3,8 +3,9 @@
     python bench/engine_server.py        (ends when its standard input closes)
 
 Prints its port. `/_serve/KIND` changes what /metrics answers: a key of pages.hostile_pages() or pages.CHANGING, `real`,
-`idle`, `cores-64`, `gzip bomb`, `slow drip`. A canary gets a good answer at once, or the kind that `/_canary/KIND` asks for:
-`ok`, `endless`, `never`. Its own /healthz is a constant: what the same question costs a server that does nothing else.
+`idle`, `cores-64`, `gzip bomb`, `slow drip`. A canary gets a good answer at once, or the kind that `/_canary/KIND` asks
+for: `ok`, `endless`, `never`. Its own /healthz is a constant: what the same question costs a server that does nothing
+else.
 
 Nothing of the HTTP is checked: it serves the sidecar, as cheaply as it can, so that the sidecar is what is measured.
 """
@@ -109,7 +110,8 @@ class _Engine:
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         path = urllib.parse.unquote(head.split(b" ", 2)[1].decode())
-        length = next((int(v) for k, _, v in (line.partition(b":") for line in head.lower().split(b"\r\n")) if k == b"content-length"), 0)
+        fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n"))
+        length = int(fields.get(b"content-length", b"0"))
         if length:
             await reader.readexactly(length)
         if path == "/metrics":

@@ -1,31 +1,28 @@
 """How long a metrics page takes to read, next to a full parse by prometheus_client in the same run.
 
-    python bench/page.py
+    python bench/page.py [--quick]
 
 Bounds: 1 ms for one core's page, 10 ms for 64 cores in one page, time that grows with the size. Times are the best of
 several rounds, in CPU time of the thread, so that what else runs on the machine stays out of them. `longest feed` is
-how long the event loop waits for one piece of 64 KiB.
+how long the event loop waits for one piece, of the size in which the client hands them on. `first` is the page that
+nothing is known of yet, `then` all later ones; the bound is for those.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import thread_time
 
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
-from rich.table import Table
 
 from enginewatch.core.exposition import NotMetrics, PageReader, SeriesCache
 from enginewatch.engines import sglang, vllm
+from pages import hostile_pages, page_of
+from report import Figure, Report, Table, main, verdict
 
-DATA = Path(__file__).parents[1] / "tests" / "data"
 NAMES = vllm.PROFILE.names() | sglang.PROFILE.names()  # what is asked before the engine is known: the worst case
-PIECE_BYTES = 64 * 1024
-HOSTILE_BYTES = 8 * 1024 * 1024
+PIECE_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -74,98 +71,79 @@ def full_parse(page: bytes, rounds: int) -> float:
     return best
 
 
-def page_of(cores: int) -> bytes:
-    """A live vLLM page on which each series of the one core stands `cores` times."""
-    page = (DATA / "vllm-0.32.0-single-hung-while-decoding.prom").read_bytes()
-
-    def lines() -> Iterator[bytes]:
-        for line in page.splitlines(keepends=True):
-            if b'engine="0"' in line:
-                for core in range(cores):
-                    yield line.replace(b'engine="0"', b'engine="%d"' % core)
-            else:
-                yield line
-
-    return b"".join(lines())
-
-
-def hostile_pages() -> dict[str, bytes]:
-    def filled(line: bytes) -> bytes:
-        head = b"# HELP x x\n"
-        return head + line * ((HOSTILE_BYTES - len(head)) // len(line))
-
-    wanted = b"vllm:num_requests_running"
-    return {
-        "one giant line, wanted name": b"# HELP x x\n" + wanted + b'{a="' + b"x" * (HOSTILE_BYTES - 64),
-        "one giant line": b"#" + b"x" * (HOSTILE_BYTES - 64),
-        "newlines only": filled(b"\n"),
-        "2 million lines": filled(b"a 1\n"),
-        "4 million lines": filled(b"#\n"),
-        "lines that nearly match": filled(b"vllm:num_requests_runnin 1\n"),
-        "wanted lines, torn": filled(wanted + b'{a="b 1\n'),
-        "wanted lines, NaN": filled(wanted + b'{a="b"} NaN\n'),
-        "one wanted line over and over": filled(wanted + b'{a="b"} 1\n'),
-        "new series for ever": b"# HELP x x\n"
-        + b"".join(wanted + b'{b="%d",a="x"} 1\n' % number for number in range(HOSTILE_BYTES // 45)),
-        "lines of a thousand labels": b"# HELP x x\n"
-        + b"".join(
-            wanted + b'{n="%d",' % number + b",".join(b'l%x=""' % label for label in range(1500)) + b"} 1\n"
-            for number in range(32)
-        ),
-    }
-
-
-def main() -> None:
-    console = Console(width=118)
-    console.print(f"Python {platform.python_version()}, {platform.machine()}, {len(NAMES)} names wanted")
-    table = Table(title="Pages of a live vLLM 0.32.0")
-    for column in (
-        "page",
-        "kB",
-        "samples",
-        "first, ms",
-        "then, ms",
-        "longest feed, ms",
-        "full parse, ms",
-        "ratio",
-        "bound, ms",
-    ):
-        table.add_column(column, justify="left" if column == "page" else "right")
-    for cores, bound in ((1, 1), (8, None), (64, 10)):
+def measure(quick: bool) -> Report:
+    live: list[tuple[str, ...]] = []
+    figures: list[Figure] = []
+    per_byte: dict[int, float] = {}
+    for cores, bound_ms in ((1, 1.0), (8, None), (64, 10.0)):
         page = page_of(cores)
-        first = best_of(5, lambda page=page: read(page, SeriesCache()))  # type: ignore[misc]
+        first = best_of(1 if quick else 5, lambda page=page: read(page, SeriesCache()))  # type: ignore[misc]
         cache = SeriesCache()
         read(page, cache)
-        then = best_of(20, lambda page=page, cache=cache: read(page, cache))  # type: ignore[misc]
-        parse = full_parse(page, 5 if cores < 64 else 1)
-        table.add_row(
-            f"{cores} core{'s' if cores > 1 else ''}",
-            f"{len(page) / 1000:.0f}",
-            str(then.samples),
-            f"{first.seconds * 1e3:.2f}",
-            f"{then.seconds * 1e3:.2f}",
-            f"{then.longest_feed * 1e3:.2f}",
-            f"{parse * 1e3:.0f}",
-            f"{parse / then.seconds:.0f}",
-            str(bound or ""),
+        then = best_of(3 if quick else 20, lambda page=page, cache=cache: read(page, cache))  # type: ignore[misc]
+        parse = full_parse(page, 1 if quick or cores == 64 else 5)
+        per_byte[cores] = then.seconds / len(page)
+        live.append(
+            (
+                f"{cores} core{'s' if cores > 1 else ''}",
+                f"{len(page) / 1000:.0f}",
+                str(then.samples),
+                f"{first.seconds * 1e3:.2f}",
+                f"{then.seconds * 1e3:.2f}",
+                f"{bound_ms:g}" if bound_ms else "",
+                verdict(then.seconds * 1e3, bound_ms) if bound_ms else "",
+                f"{then.longest_feed * 1e3:.2f}",
+                f"{parse * 1e3:.0f}",
+                f"{parse / then.seconds:.0f}",
+            )
         )
-    console.print(table)
+        if bound_ms:
+            what = f"reading a page of {len(page) / 1000:.0f} kB, {cores} core{'s' if cores > 1 else ''}"
+            figures.append(Figure(what, then.seconds * 1e3, bound_ms, "ms"))
+    figures.append(
+        Figure("reading a page, time per byte of 64 cores against 1", per_byte[64] / per_byte[1], 2, "times")
+    )
 
-    table = Table(title="Hostile pages of up to 8 MiB")
-    for column in ("page", "kB", "samples", "whole, ms", "longest feed, ms", "ns per byte"):
-        table.add_column(column, justify="left" if column == "page" else "right")
+    hostile: list[tuple[str, ...]] = []
     for name, page in hostile_pages().items():
-        reading = best_of(3, lambda page=page: read(page, SeriesCache()))  # type: ignore[misc]
-        table.add_row(
-            name,
-            f"{len(page) / 1000:.0f}",
-            "not metrics" if reading.samples is None else str(reading.samples),
-            f"{reading.seconds * 1e3:.1f}",
-            f"{reading.longest_feed * 1e3:.2f}",
-            f"{reading.seconds / len(page) * 1e9:.1f}",
+        reading = best_of(1 if quick else 3, lambda page=page: read(page, SeriesCache()))  # type: ignore[misc]
+        hostile.append(
+            (
+                name,
+                f"{len(page) / 1000:.0f}",
+                "not metrics" if reading.samples is None else str(reading.samples),
+                f"{reading.seconds * 1e3:.1f}",
+                f"{reading.longest_feed * 1e3:.2f}",
+                f"{reading.seconds / len(page) * 1e9:.1f}",
+            )
         )
-    console.print(table)
+    return Report(
+        [
+            Table(
+                f"Pages of a live vLLM 0.32.0, {len(NAMES)} names wanted",
+                (
+                    "page",
+                    "kB",
+                    "samples",
+                    "first, ms",
+                    "then, ms",
+                    "bound",
+                    "kept",
+                    "longest feed, ms",
+                    "full parse, ms",
+                    "times slower",
+                ),
+                live,
+            ),
+            Table(
+                "Hostile pages of up to 8 MiB",
+                ("page", "kB", "samples", "whole, ms", "longest feed, ms", "ns per byte"),
+                hostile,
+            ),
+        ],
+        figures,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__)

@@ -2,9 +2,9 @@
 
     python bench/probe_load.py PORT PATH PER_SECOND SECONDS
 
-A process of its own, so that what it costs is not taken from who is measured. Each answer counts from the moment at which
-its question was due, not from when it could be sent: a server that stalls for a second has been late for two hundred.
-Prints the milliseconds, one a line.
+A process of its own, so that what it costs is not taken from who is measured. Each answer counts from the moment at
+which its question was due, not from when it could be sent: a server that stalls for a second has been late for two
+hundred. Prints the milliseconds, one a line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a measurement hands back: tables for people, and the figures that stand against a bound.
 
-Every script in this directory has a `measure(quick)` and these options: `--quick` for a look (seconds; the figures mean little),
-`--json FILE` for run.py.
+Every script that measures has a `measure(quick)` and these options: `--quick` for a look (seconds; the figures mean
+little), `--json FILE` for run.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
     def text(self) -> str:
         """As plain text."""

@@ -2,8 +2,8 @@
 
     python bench/startup.py [--quick]
 
-Ten runs; the engine does not exist, which is how a pod begins. In turn with each run a bare interpreter is started, in the
-same environment: what of the time is Python's own. Bound: 0.8 s, the median.
+Ten runs; the engine does not exist, which is how a pod begins. In turn with each run a bare interpreter is started:
+what of the time is Python's own. Bound: 0.8 s, the median.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python bench/step.py [--quick]
 
 The samples were read by core.exposition from the page of a live vLLM. Three lives: counters move; nothing moves and the
-canary that each stalled poll asks for is answered well (an idle engine); nothing moves and no canary is answered until the
-verdict is a hang. CPU time of the thread, per event: the best and the median of several rounds. `poll` is everything that
-a poll feeds the judgement (Tick, Scraped, CanaryDone). Bound: 30 us for a scrape event of one core.
+canary that each stalled poll asks for is answered well (an idle engine); nothing moves and canaries fail, through the
+verdict and after it. CPU time of the thread, per event: the best and the median of several rounds. `poll` is everything
+that a poll feeds the judgement (Tick, Scraped, CanaryDone). Bound: 30 us for a scrape event of one core.
 """
 
 from __future__ import annotations
@@ -15,14 +15,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import thread_time_ns
 
-from pages import page_of
-from report import Figure, Report, Table, main, verdict
-
-from enginewatch.core.events import AbandonCanary, CanaryDone, EngineDescribed, Event, Outcome, Scraped, StartCanary, Tick
+from enginewatch.core.events import (
+    AbandonCanary,
+    CanaryDone,
+    EngineDescribed,
+    Event,
+    Outcome,
+    Scraped,
+    StartCanary,
+    Tick,
+)
 from enginewatch.core.exposition import PageReader
 from enginewatch.core.settings import Settings
 from enginewatch.core.verdict import Watch
 from enginewatch.engines import vllm
+from pages import page_of
+from report import Figure, Report, Table, main, verdict
 
 BOUND_US = 30
 POLL_SEC = 5.0

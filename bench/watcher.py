@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,13 +33,18 @@ class Watcher:
 
     Args:
         engine_url: what it watches.
+        settings: what it takes from its environment, in lower case.
         command: the program; it takes ENGINE_URL, LISTEN and CONFIG_FILE from its environment.
         cgroup: directory of the memory cgroup it is to run in.
-        settings: hot settings, in lower case; anything else it takes from its environment, in upper case.
     """
 
     def __init__(
-        self, engine_url: str, *, command: Sequence[str] = OURS, cgroup: Path | None = None, **settings: object
+        self,
+        engine_url: str,
+        settings: Mapping[str, object] | None = None,
+        *,
+        command: Sequence[str] = OURS,
+        cgroup: Path | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -49,8 +54,12 @@ class Watcher:
             self._command = ["/bin/sh", "-c", join, *self._command]
         # Nothing of the caller's own environment may configure what is measured.
         self._environment = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
-        self._environment |= {"ENGINE_URL": engine_url, "LISTEN": f"127.0.0.1:{self.port}", "CONFIG_FILE": "/nonexistent/enginewatch.json"}
-        self._environment |= {name.upper(): str(value) for name, value in settings.items()}
+        self._environment |= {
+            "ENGINE_URL": engine_url,
+            "LISTEN": f"127.0.0.1:{self.port}",
+            "CONFIG_FILE": "/nonexistent/enginewatch.json",
+        }
+        self._environment |= {name.upper(): str(value) for name, value in (settings or {}).items()}
 
     def __enter__(self) -> Self:
         self.began = time.perf_counter()
@@ -93,6 +102,10 @@ class Watcher:
         """The sum over the series of that name on its own /metrics."""
         lines = self.get("/metrics")[1].splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+
+    def polls(self) -> int:
+        """How many pages it asked for; ours only."""
+        return int(self.metric("enginewatch_scrapes_total"))
 
     def wait(self, wanted: Callable[[], bool], timeout: float, what: str) -> float:
         """Seconds until something is so, looked at a hundred times a second.
