@@ -7,11 +7,12 @@ import math
 from dataclasses import asdict
 
 import pytest
+from direct_watch import DirectWatch, vllm_page
 from scenes import CANARY_OFF, SCENES
 from scripted_sglang import ScriptedSGLang
 from virtual_shell import ScriptedEngine, VirtualShell
 
-from enginewatch.core.events import LogChannelChanged, Outcome
+from enginewatch.core.events import Flags, LogChannelChanged, Outcome
 from enginewatch.core.explain import Explanation, Witness
 from enginewatch.core.settings import Settings
 
@@ -123,13 +124,44 @@ def test_a_broken_log_says_how_it_is_broken() -> None:
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        pytest.param(ScriptedEngine(), "awake", id="vLLM tells on its page"),
+        pytest.param(ScriptedEngine(), "not asleep", id="vLLM's page tells of sleep, not of a pause"),
         pytest.param(ScriptedSGLang(version="0.5.23"), "cannot tell", id="endpoints absent"),
         pytest.param(ScriptedSGLang(version="0.5.10"), "cannot tell", id="endpoints not to be trusted"),
     ],
 )
 def test_whether_a_pause_could_be_seen_at_all_is_said(engine: ScriptedEngine, says: str) -> None:
     assert witness(VirtualShell(engine, kind=engine.kind).run(60), "pause").says == says
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [(Flags.CLEAR, "awake"), (Flags.SILENT, "no answer"), (Flags.PAUSED, "paused"), (Flags.SLEEPING, "sleeping")],
+)
+def test_what_the_pause_endpoints_say_is_said(said: Flags, says: str) -> None:
+    engine = ScriptedEngine()
+    engine.flags = said
+    assert witness(VirtualShell(engine).run(60), "pause").says == says
+
+
+def test_nobody_calls_an_engine_awake_that_was_not_asked() -> None:
+    assert witness(VirtualShell(ScriptedEngine().busy()).run(60), "pause").says == "not asked yet"
+
+
+def test_a_yes_that_the_pause_endpoints_no_longer_repeat_is_none() -> None:
+    engine = ScriptedEngine()
+    engine.flags = Flags.PAUSED
+    shell = VirtualShell(engine).run(60)
+    engine.fail("http_503")
+    assert witness(shell.run(100), "pause").says in ("paused", "no answer")
+
+
+def test_cores_are_shown_in_the_order_of_their_numbers() -> None:
+    watch = DirectWatch()
+    shuffled: dict[str, float] = {}
+    for name in ("10", "2", "0", "1"):
+        shuffled |= vllm_page(core=name)
+    watch.page(0, shuffled)
+    assert [core.core for core in watch.watch.explain(1).cores] == ["0", "1", "2", "10"]
 
 
 def test_with_several_cores_each_has_its_legs_and_its_canary() -> None:
@@ -172,7 +204,36 @@ def test_a_suppressed_hang_says_when_it_is_acted_on() -> None:
 
 def test_a_frozen_core_says_how_long_it_has_left() -> None:
     shell = VirtualShell(ScriptedEngine().busy().at(62, ScriptedEngine.hang)).run(76)
-    assert "another 19 s and 1 more canaries fail" in flips(shell)
+    assert "another 19 s and 1 more canary fails" in flips(shell)
+
+
+def test_news_of_a_page_that_takes_longer_than_two_polls_do_not_look_frozen() -> None:
+    engine = ScriptedSGLang()
+    engine.heartbeat, engine.scrape_sec = 0.0, 12.0
+    shell = VirtualShell(engine.busy(), kind="sglang").run(59)
+    assert shell.state == "growing"
+    assert witness(shell, "legs").age_sec == pytest.approx(11.0)
+    assert witness(shell, "legs").says == "moving"
+    assert witness(shell, "heartbeat").says == "turning"
+
+
+def test_canaries_that_are_still_to_fail_take_their_time() -> None:
+    """The first of them must be begun a stall less one poll before the verdict, however long nothing moved before."""
+    watch = DirectWatch()
+    watch.page(0, vllm_page())
+    watch.canary(0.1, Outcome.OK)
+    for t in (5, 10, 15, 20, 25):
+        watch.page(t, vllm_page())
+    (sentence,) = watch.watch.explain(27).would_flip
+    assert sentence == "core 0: hung if nothing moves for another 25 s and 2 more canaries fail"
+
+
+def test_an_idle_core_without_a_usable_canary_would_have_to_be_busy_first() -> None:
+    shell = VirtualShell(ScriptedEngine().answer(Outcome.SATURATED)).run(120)
+    assert shell.state == "saturated"
+    assert flips(shell) == "core 0: hung once nothing moved for 30 s in which it was busy"
+    shell = VirtualShell(ScriptedEngine().answer(Outcome.SATURATED).at(110, lambda e: e.busy(rate=0))).run(120)
+    assert flips(shell) == "core 0: hung if it stays busy and nothing moves for another 20 s"
 
 
 def test_without_a_usable_canary_the_time_is_that_of_the_passive_rule() -> None:

@@ -117,3 +117,13 @@ def test_hung_changed_at_moves_only_when_hung_changes() -> None:
 def test_the_same_verdict_is_not_published_twice() -> None:
     timeline = [verdict for _, verdict in run(ScriptedEngine().busy(), 300).timeline]
     assert all(earlier != later for earlier, later in itertools.pairwise(timeline))
+
+
+@pytest.mark.parametrize(("rate", "standing"), [(None, "idle"), (0.0, "nothing moves")])
+def test_only_a_core_without_requests_is_called_idle(rate: float | None, standing: str) -> None:
+    engine = ScriptedEngine()
+    if rate is not None:
+        engine.busy(rate=rate)
+    alive = [verdict for _, verdict in run(engine, 100).timeline if verdict.state == "stall-active-ok"]
+    assert alive
+    assert {verdict.reason for verdict in alive} == {f"core 0: {standing}, the last canary went through"}

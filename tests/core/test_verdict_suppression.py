@@ -61,6 +61,7 @@ def test_shadow_mode_shows_and_does_not_act(warmup_sec: float) -> None:
     assert shell.state == "shadow-stall-hang", "shadow wins over warm-up"
     assert shell.watch.verdict.hung
     assert shell.evidence, "it is captured all the same"
+    assert shell.watch.verdict.reason.endswith("; not acted on in shadow mode"), "/healthz says ok: before it"
 
 
 def test_shadow_mode_covers_a_startup_hang() -> None:

@@ -86,7 +86,10 @@ def judge_core(core: Core, now: Conditions) -> Finding:
         state = "saturated" if run.last_outcome is Outcome.SATURATED else "misconfigured"
         return Finding(state, f"core {name}: {_NEITHER[state]}, frozen for {frozen:.0f} s", name)
     if core.proof_by == Proof.CANARY:
-        return _unless_peer_stall(core, now, "stall-active-ok", f"core {name}: idle, the last canary went through")
+        standing = "nothing moves" if is_busy(core, now) else "idle"
+        return _unless_peer_stall(
+            core, now, "stall-active-ok", f"core {name}: {standing}, the last canary went through"
+        )
     if not (now.canaries_on and now.aimable) and frozen >= threshold and not is_busy(core, now):
         return _unless_peer_stall(core, now, "idle", f"core {name}: idle, {_heartbeat_says(core, now, threshold)}")
     return _unless_peer_stall(

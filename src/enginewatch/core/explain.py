@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from enginewatch.core.events import Verdict
+from enginewatch.core.events import Flags, Verdict
 from enginewatch.core.progress import Core
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import HUNG
@@ -67,6 +68,7 @@ class Facts:
     can_aim: bool
     can_ask_flags: bool
     resting: str | None
+    flags_said: Flags | None
     failing_since: float | None
     failing_how: str
     unreach_limit_sec: float
@@ -83,11 +85,17 @@ class Facts:
 
 def explain(facts: Facts) -> Explanation:
     """Lay the facts out for people and programs."""
+    facts = replace(facts, cores=tuple(sorted(facts.cores, key=_by_number)))
     return Explanation(
         cores=tuple(_core_view(core, facts) for core in facts.cores),
         witnesses=tuple(_witnesses(facts)),
         would_flip=tuple(_would_flip(facts)),
     )
+
+
+def _by_number(core: Core) -> tuple[int, str]:
+    # A page of several processes has its cores in any order; people look for "2" between "1" and "3".
+    return (len(core.name) if core.name.isdecimal() else 0, core.name)
 
 
 def _ago(facts: Facts, at: float | None) -> float | None:
@@ -112,11 +120,9 @@ def _witnesses(facts: Facts) -> Iterator[Witness]:
         yield _legs(core, facts, where)
         yield _canary(core, facts, where)
         if core.heartbeat_at is not None:
+            turning = "turning" if _is_recent(core.heartbeat_at, facts) else "frozen"
             age = _ago(facts, core.heartbeat_at)
-            turning = age is not None and age <= 2 * facts.settings.poll_interval_sec
-            yield Witness(
-                "heartbeat", "turning" if turning else "frozen", age, f"{where}the scheduler loop's own counters"
-            )
+            yield Witness("heartbeat", turning, age, f"{where}the scheduler loop's own counters")
     if facts.blind_since is not None:
         yield Witness(
             "canary",
@@ -148,10 +154,16 @@ def _legs(core: Core, facts: Facts, where: str) -> Witness:
     last = max(moved)
     return Witness(
         "legs",
-        "moving" if facts.t - last <= 2 * facts.settings.poll_interval_sec else "frozen",
+        "moving" if _is_recent(last, facts) else "frozen",
         _ago(facts, last),
         f"{where}{core.moved_leg} moved last",
     )
+
+
+def _is_recent(moved_at: float, facts: Facts) -> bool:
+    # Where a page takes longer than a poll, what moved on the last one moved long ago.
+    on_last_page = facts.last_page_at is not None and moved_at >= facts.last_page_at
+    return on_last_page or facts.t - moved_at <= 2 * facts.settings.poll_interval_sec
 
 
 def _canary(core: Core, facts: Facts, where: str) -> Witness:
@@ -180,9 +192,19 @@ def _log(facts: Facts) -> Witness:
 def _pause(facts: Facts) -> Witness:
     if facts.resting is not None:
         return Witness("pause", facts.resting, None, "the engine says so itself")
-    if facts.can_ask_flags or (facts.profile is not None and facts.profile.page_flags):
-        return Witness("pause", "awake", None, "page or pause endpoints")
+    if facts.can_ask_flags and facts.flags_said is not Flags.ABSENT:
+        says, detail = _ENDPOINTS_SAY.get(facts.flags_said, _IN_VAIN)
+        return Witness("pause", says, None, detail)
+    if facts.profile is not None and facts.profile.page_flags:
+        return Witness("pause", "not asleep", None, "by its page, which does not tell of a pause")
     return Witness("pause", "cannot tell", None, "this engine does not say whether it is paused")
+
+
+_ENDPOINTS_SAY: Final[dict[Flags | None, tuple[str, str]]] = {
+    None: ("not asked yet", "the pause endpoints are asked once nothing moves"),
+    Flags.CLEAR: ("awake", "by the pause endpoints, when they were asked last"),
+}
+_IN_VAIN: Final = ("no answer", "the pause endpoints were asked in vain")
 
 
 def _would_flip(facts: Facts) -> Iterator[str]:
@@ -224,16 +246,25 @@ def _would_flip(facts: Facts) -> Iterator[str]:
             yield f"canary-hang after {max(0, minimum - facts.blind_failures)} more failed canaries"
         return
     for core in facts.cores:
-        left = core.stall_after_sec(settings.stall_sec) - (facts.t - core.proof_at)
+        limit = core.stall_after_sec(settings.stall_sec)
         if _canary_is_usable(core, facts):
             need = max(0, minimum - core.run.failures)
-            yield (
-                f"core {core.name}: hung if nothing moves for another {max(0.0, left):.0f} s and {need} more canaries "
-                "fail"
-            )
+            first_failed = core.run.first_begun if core.run.failures else facts.t
+            ready = limit + max(core.proof_at, first_failed - settings.poll_interval_sec)
+            canaries = f" and {need} more canar{'y fails' if need == 1 else 'ies fail'}" if need else ""
+            yield f"core {core.name}: hung if nothing moves{_for_another(ready - facts.t)}{canaries}"
+            continue
+        limit += facts.profile.gauge_stale_sec if facts.profile is not None else 0.0
+        if core.busy_since is not None:
+            left = max(core.proof_at, core.busy_since) + limit - facts.t
+            yield f"core {core.name}: hung if it stays busy and nothing moves{_for_another(left)}"
         else:
-            left += facts.profile.gauge_stale_sec if facts.profile is not None else 0.0
-            yield f"core {core.name}: hung if it is busy and nothing moves for another {max(0.0, left):.0f} s"
+            still = " or its scheduler loop stood still" if core.heartbeat_at is not None else ""
+            yield f"core {core.name}: hung once nothing moved for {limit:g} s in which it was busy{still}"
+
+
+def _for_another(left_sec: float) -> str:
+    return f" for another {left_sec:.0f} s" if left_sec >= 0.5 else ""
 
 
 def _canary_is_usable(core: Core, facts: Facts) -> bool:

@@ -24,6 +24,8 @@ class Rest:
         self.by_page: str | None = None
         self.by_flags: str | None = None
         self.absent = False
+        self.said: Flags | None = None
+        """What the endpoints said last, for people; never judged by."""
         self._until_poll = -1
         self._asked_poll = -PAUSE_POLLS
 
@@ -46,6 +48,7 @@ class Rest:
 
     def told(self, flags: Flags, poll: int, *, version_known: bool) -> None:
         """The endpoints were asked."""
+        self.said = flags
         self._asked_poll = poll - PAUSE_POLLS  # answered: the next poll may ask again
         if flags is Flags.ABSENT:
             self.absent = version_known

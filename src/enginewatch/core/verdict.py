@@ -583,6 +583,7 @@ class Watch:
         warmup_left = settings.warmup_sec - (t - self._process_since)
         if hung and settings.mode == "shadow":
             state, acting = f"shadow-{state}", False
+            reason = f"{reason}; not acted on in shadow mode"
         elif hung and state != "startup-hang" and warmup_left > 0:
             state, acting = f"warmup-{state}", False
             reason = f"{reason}; not acted on for another {warmup_left:.0f} s of warm-up"
@@ -678,6 +679,7 @@ class Watch:
             can_aim=self._can_aim,
             can_ask_flags=bool(self.flag_endpoints) and not self._rest.absent,
             resting=self._rest.state,
+            flags_said=self._rest.said,
             failing_since=reach.failing_since,
             failing_how=reach.failing_how,
             unreach_limit_sec=self._reach.limit_sec(self.settings),
