@@ -361,6 +361,19 @@ async def test_a_page_that_takes_work_is_put_together_a_few_times_a_second_at_mo
         assert len(rendered) == http.MAX_RENDERS_PER_SEC
 
 
+async def test_a_flood_does_not_put_an_old_verdict_into_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site() as s:
+        monkeypatch.setattr(s.house.board, "clock", lambda: 0.0)
+        pages = Pages(s.house.board, s.house.history, s.house.metrics, s.house.faults.note)
+        for _ in range(100):
+            assert pages.answer("GET", "/verdict", verbose=False).status == 200
+        s.house.board.verdict = HUNG
+        for path, status in (("/healthz", 503), ("/verdict", 200)):
+            answer = pages.answer("GET", path, verbose=True)
+            assert answer.status == status
+            assert json.loads(answer.body)["state"] == "stall-hang"
+
+
 async def test_stopping_does_not_wait_for_clients() -> None:
     async with site() as s:
         connections = [await s.connect() for _ in range(10)]

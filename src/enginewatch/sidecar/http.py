@@ -65,11 +65,18 @@ class Answer:
 
 
 class _Sparing:
-    """Puts a page together so many times a second, then gives the last one again until the second is over."""
+    """Puts a page together so many times a second, then gives the last one again until the second is over.
 
-    def __init__(self, page: Callable[[], Answer], clock: Callable[[], float]) -> None:
+    Or until `subject` says something else: an old verdict must not stand in a 503, nor explain it.
+    """
+
+    def __init__(
+        self, page: Callable[[], Answer], clock: Callable[[], float], subject: Callable[[], object] = lambda: None
+    ) -> None:
         self._page = page
         self._clock = clock
+        self._subject = subject
+        self._told: object = None
         self._since = float("-inf")
         self._count = 0
         self._last: Answer | None = None
@@ -78,8 +85,10 @@ class _Sparing:
         now = self._clock()
         if now - self._since >= 1:
             self._since, self._count, self._last = now, 0, None
-        if self._last is not None:
+        subject = self._subject()
+        if self._last is not None and subject == self._told:
             return self._last
+        self._told = subject
         self._count += 1
         answer = self._page()
         if self._count >= MAX_RENDERS_PER_SEC:
@@ -104,7 +113,11 @@ class Pages:
         self._history = history
         self._metrics = metrics
         self._on_error = on_error
-        verdict = self._verdict_page = _Sparing(lambda: Answer(200, _encode(board.verdict_body()), _JSON), board.clock)
+        verdict = self._verdict_page = _Sparing(
+            lambda: Answer(200, _encode(board.verdict_body()), _JSON),
+            board.clock,
+            subject=lambda: (board.verdict.state, board.is_acting),
+        )
         self._pages: dict[str, Callable[[], Answer]] = {
             "/": lambda: Answer(200, INDEX.encode()),
             "/healthz": self._healthz,
