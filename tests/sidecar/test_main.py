@@ -180,6 +180,22 @@ def test_a_bad_engine_url_in_the_environment_leaves_it_up_healthy_and_loud() -> 
         assert any(line["level"] == "error" and line.get("key") == "ENGINE_URL" for line in told)
 
 
+@pytest.mark.parametrize(("name", "says"), [("none", "cannot be read"), ("", "not a regular file"), ("key", "")])
+def test_a_key_that_cannot_be_sent_is_told_at_the_start_and_an_engine_that_wants_none_is_watched(
+    engine: Engine, tmp_path: Path, name: str, says: str
+) -> None:
+    (tmp_path / "key").write_text("secret")
+    environ = {**FAST, "ENGINE_URL": engine.url, "ENGINE_API_KEY_FILE": str(tmp_path / name)}
+    with Watch(environ=environ) as watch:
+        url = watch.url()
+        watch.wait_for(f"{url}/healthz", b"the last canary went through")
+        watch.terminate()
+        assert watch.process.stderr is not None
+        told = watch.process.stderr.read().decode()
+    assert ("no API key is sent" in told) is bool(says)
+    assert says in told
+
+
 @pytest.mark.parametrize(
     "environ",
     [

@@ -130,9 +130,12 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal) -> Non
     if judge is None or options.engine_url is None:
         watching = loop.create_task(_keep_settings(keeper, board))
     else:
+        client = _client(options, options.engine_url)
+        if (problem := client.line.key_problem()) is not None:
+            journal.write("warning", f"no API key is sent: {problem}", key="ENGINE_API_KEY_FILE")
         shell = Shell(
             judge=judge,
-            client=_client(options, options.engine_url),
+            client=client,
             board=board,
             metrics=metrics,
             history=history,
