@@ -20,7 +20,7 @@ from enginewatch.engines.profile import AnswerFormat, CanaryRequest
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with the openssl command")
 
-PAGE = response(b"a_total 1\n")
+PAGE = response(b"# filler\n" * 20_000 + b"a_total 1\n")  # several sips
 NAMES = frozenset({"a_total"})
 SAMPLES = {"a_total": 1.0}
 PROBE = CanaryRequest("GET", "/x", None, AnswerFormat.ANY_2XX)
