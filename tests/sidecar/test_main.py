@@ -209,6 +209,7 @@ def test_a_key_that_cannot_be_sent_is_told_at_the_start_and_an_engine_that_wants
         {"ENGINE_URL": "https://127.0.0.1:1"},
         {"ENGINE_URL": "http://no-such-name.invalid:8000"},
         {"ENGINE_KIND": "trtllm", "IDENTITY_KV_BOOTSTRAP_URL": "http://127.0.0.1:8998"},
+        {"SSLKEYLOGFILE": "/nonexistent/keys"},
     ],
 )
 def test_nothing_in_the_environment_ends_it(environ: dict[str, str]) -> None:
@@ -219,6 +220,31 @@ def test_nothing_in_the_environment_ends_it(environ: dict[str, str]) -> None:
         code, seconds = watch.terminate()
         assert code == 0
         assert seconds < 5, "what it would wait for takes longer by far"
+
+
+@pytest.mark.parametrize("name", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_engines_directory_for_its_metrics_is_the_engines_alone(
+    engine: Engine, tmp_path: Path, name: str, exists: bool
+) -> None:
+    # A pod's containers often share their variables. What stands in that directory stands on the engine's page.
+    directory = tmp_path / "multiproc"
+    if exists:
+        directory.mkdir()
+    with Watch("--engine-url", engine.url, environ={**FAST, name: str(directory)}) as watch:
+        url = watch.url()
+        watch.wait_for(f"{url}/healthz", b"the last canary went through")
+        assert b"enginewatch_scrapes_total" in watch.get(f"{url}/metrics")[1]
+    assert not exists or not list(directory.iterdir())
+
+
+def test_a_log_path_that_is_no_text_costs_no_answer(engine: Engine) -> None:
+    with Watch("--engine-url", engine.url, environ={**FAST, "LOG_FILE": "/tmp/no-such-\udcff"}) as watch:
+        url = watch.url()
+        watch.wait_for(f"{url}/healthz", b"the last canary went through")
+        status, body = watch.get(f"{url}/verdict")
+        assert (status, b"no-such-" in body) == (200, True)
+        assert b'internal_errors_total{task="history"} 0.0' in watch.get(f"{url}/metrics")[1]
 
 
 def test_an_existing_configmap_is_used_and_its_change_is_seen(tmp_path: Path, engine: Engine) -> None:
@@ -317,6 +343,25 @@ sys.exit(main.run_watch(sys.argv[1:]))
     with scripted(script, "--engine-url", "http://127.0.0.1:1") as watch:
         assert watch.get(f"{watch.url()}/healthz")[0] == 200
         assert [line["error"] for line in watch.lines if "error" in line] == ["RuntimeError"] * 2
+        assert watch.terminate()[0] == 0
+
+
+def test_while_it_cannot_be_put_together_it_fails_open() -> None:
+    script = """
+import sys
+from enginewatch.sidecar import listen, main
+async def broken(options, sock, journal):
+    journal.write("info", "about to break", url=listen.url_of(sock))
+    sock.close()
+    raise RuntimeError("a bug")
+main._watch = broken
+sys.exit(main.run_watch(sys.argv[1:]))
+"""
+    with scripted(script, "--engine-url", "http://127.0.0.1:1") as watch:
+        url = watch.url()
+        for _ in range(20):
+            status, body = watch.get(f"{url}/healthz")
+            assert (status, body[:19]) == (200, b"ok: watcher broken,")
         assert watch.terminate()[0] == 0
 
 

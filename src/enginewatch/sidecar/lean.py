@@ -1,4 +1,4 @@
-"""Loading the HTTP client without what this sidecar will not use.
+"""Loading libraries without what this sidecar will not use.
 
 aiohttp builds an SSL context with the system's certificates when it is imported: 1.8 MiB and 30 ms, for good. Most
 engines are asked over plain HTTP on the pod's own network, or with a CA file of their own, and redirects are never
@@ -13,6 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_FOR_OTHERS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir", "SSLKEYLOGFILE")
+
+
+def leave_to_others() -> None:
+    """Forgets variables that a pod's containers share and that mean the engine.
+
+    With PROMETHEUS_MULTIPROC_DIR our metrics would stand on the engine's page, and where the directory is missing there
+    would be no sidecar. SSLKEYLOGFILE would do the same, and write down what keeps the API key secret.
+    """
+    for name in _FOR_OTHERS:
+        os.environ.pop(name, None)
 
 
 def load_http_client(engine_url: str) -> None:

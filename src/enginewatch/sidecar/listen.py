@@ -1,13 +1,21 @@
-"""Binding the address to answer on, before anything else is started."""
+"""Binding the address to answer on, before anything else is started, and answering there when nothing else can."""
 
 from __future__ import annotations
 
 import os
+import select
 import socket
+import time
 
 from enginewatch.sidecar.options import Address, StartError
 
 BACKLOG = 100
+_OPEN_BODY = b"ok: watcher broken, the sidecar's log says how"
+_OPEN_ANSWER = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(_OPEN_BODY), _OPEN_BODY)
+)
+_ONE_CLIENT_SEC = 0.1
 
 
 def bind(address: Address) -> socket.socket:
@@ -26,6 +34,23 @@ def bind(address: Address) -> socket.socket:
         ) from None
     sock.setblocking(False)
     return sock
+
+
+def fail_open(sock: socket.socket, seconds: float) -> None:
+    """Answers whoever connects with 200 for so long: a port that is bound and silent would kill the engine."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        try:
+            if not select.select([sock], [], [], left)[0]:
+                return
+            client, _ = sock.accept()
+            with client:
+                client.settimeout(_ONE_CLIENT_SEC)
+                client.recv(4096)
+                client.sendall(_OPEN_ANSWER)
+                client.shutdown(socket.SHUT_WR)
+        except OSError:
+            time.sleep(0.01)  # out of descriptors, perhaps
 
 
 def url_of(sock: socket.socket) -> str:

@@ -117,6 +117,9 @@ class LogTail:
             if broken_file is not None:
                 broken_file.close()
             problem = _phrase(error)
+        if problem is not None:
+            # A path may hold any bytes, and the problem is served as JSON.
+            problem = problem.encode("utf-8", "backslashreplace").decode()
         return LogNews(tally.hits, tuple(sorted(tally.patterns)), problem, tally.skipped_bytes)
 
     async def _read_all(self, tally: _Tally) -> None:

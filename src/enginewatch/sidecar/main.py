@@ -17,7 +17,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enginewatch.sidecar.listen import bind, url_of
+from enginewatch.sidecar.lean import leave_to_others
+from enginewatch.sidecar.listen import bind, fail_open, url_of
 from enginewatch.sidecar.options import Options, StartError, complain, parse
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _IDLE_SEC = 5.0
 def run_watch(argv: Sequence[str]) -> int:
     """Runs the sidecar. Returns its exit code: 0 after SIGTERM or SIGINT, 2 for a bad flag, 1 for a bad address."""
     _end_on_signals()
+    leave_to_others()
     try:
         options = parse(argv, os.environ)
         sock = bind(options.listen)
@@ -55,7 +57,7 @@ def run_watch(argv: Sequence[str]) -> int:
             # Only a bug gets here, and it must not take the engine along.
             _end_on_signals()
             journal.write("error", "the sidecar could not run and starts again", error=type(error).__name__)
-            time.sleep(_RESTART_SEC)
+            fail_open(sock, _RESTART_SEC)
         else:
             break
     _leave_lookups_behind()
