@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from enginewatch.core.settings import Settings
+from enginewatch.sidecar.config import MAX_NAMED_KEYS
 from enginewatch.sidecar.reload import MAX_FILE_BYTES, SettingsSource
 
 
@@ -192,6 +194,36 @@ def test_what_is_not_a_file_is_named_and_never_waited_for(tmp_path: Path) -> Non
         assert reload.outcome == "kept", path
         assert reason in reload.rejected[0].reason
     assert source(Path("/dev/null/x")).poll().outcome == "absent"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("item", ["[],", "{},", '{"":0},', '"ab",', "0.5,"])
+def test_the_largest_file_costs_no_more_than_the_sidecar_can_spare(tmp_path: Path, item: str) -> None:
+    # 1 MiB of it, which a ConfigMap may hold, took 33 MiB of the 64 that the container has.
+    path = tmp_path / "config.json"
+    write(path, '{"_": [' + item * ((MAX_FILE_BYTES - 20) // len(item)) + "0]}")
+    watched = source(path)
+    tracemalloc.start()
+    try:
+        reload = watched.poll()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reload is not None
+    assert reload.outcome == "loaded"
+    assert peak < 10 * 1024 * 1024
+
+
+def test_of_thousands_of_unknown_keys_only_the_first_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Comparing 100,000 keys with every key there is took two thirds of a second, and /healthz waited for it.
+    looked_at: list[str] = []
+    monkeypatch.setattr("enginewatch.sidecar.config._unknown_reason", looked_at.append)
+    path = tmp_path / "config.json"
+    write(path, "{" + ",".join(f'"{number}":0' for number in range(20_000)) + "}")
+    reload = source(path).poll()
+    assert reload is not None
+    assert reload.unknown_keys == len(looked_at) == MAX_NAMED_KEYS
 
 
 def test_looking_at_a_directory_for_ever_leaks_no_descriptors(tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ def read_document(raw: bytes, where: str) -> Layer:
         if key.startswith("_"):
             continue
         if key not in _TYPES:
-            unknown.append(Problem(_shown(key), where, _unknown_reason(key)))
+            if len(unknown) < MAX_NAMED_KEYS:  # what is not named need not be compared with every key there is
+                unknown.append(Problem(_shown(key), where, _unknown_reason(key)))
         elif (reason := _reason_against(key, value)) is not None:
             rejected.append(Problem(key, where, reason))
         elif _is_given(key, value):
@@ -212,7 +213,7 @@ def read_document(raw: bytes, where: str) -> Layer:
         for key in dict.fromkeys(repeated)
         if not key.startswith("_")
     ]
-    return Layer(values, _first(rejected), _first(unknown), _first(named_twice))
+    return Layer(values, _first(rejected), tuple(unknown), _first(named_twice))
 
 
 def public_settings(settings: Settings) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from enginewatch.sidecar.config import (
     settings_from,
 )
 
-MAX_FILE_BYTES = 1024 * 1024
-"""Largest file that is read; a ConfigMap cannot be larger either."""
+MAX_FILE_BYTES = 256 * 1024
+"""Largest file that is read: the longest body of a canary several times over. JSON in memory may be 25 times as large
+as its text, and reading it delays /healthz."""
 _SETTLED_NS = 2_000_000_000
 
 _Signature = tuple[int, int, int, int, int]
