@@ -142,7 +142,7 @@ def _add_sim(app: "App") -> None:
 
     @app.command
     def sim(engine: Engine, /, *, options: Annotated[flags, Parameter(name="*")] = defaults) -> int:
-        """Run a simulated engine: a front end and its ranks, with faults switched over HTTP at /_sim.
+        """Run a simulated engine: a front end and its ranks, with faults switched over HTTP: GET /_sim lists them.
 
         Args:
             engine: which engine to imitate.

@@ -285,6 +285,14 @@ def test_an_unknown_or_wrong_fault_is_refused_in_one_sentence_and_changes_nothin
     assert vllm.fault() == Faults().to_dict()
 
 
+def test_the_switches_can_be_looked_up_where_they_are(vllm: SimProcess) -> None:
+    told = ask(vllm, "/_sim").text
+    assert all(f"{name}:" in told for name in Faults().to_dict())
+    assert all(name in told for name in (*ANSWERS, *METRICS))
+    assert all(path in told for path in ("/_sim/load", "/_sim/prefill", "/_sim/restart", "/_sim/crash", "/_sim/log"))
+    assert "concurrency" in told
+
+
 def test_null_puts_a_fault_back(vllm: SimProcess) -> None:
     vllm.fault(answer="500", metrics_delay_sec=2)
     assert vllm.fault(answer=None, metrics_delay_sec=None) == Faults().to_dict()

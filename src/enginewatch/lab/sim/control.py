@@ -1,5 +1,6 @@
 """`/_sim/...`: the switches of the simulation itself.
 
+- `GET /_sim`: this list, for people
 - `GET /_sim/state`: processes, restarts, open requests
 - `GET /_sim/faults`, `POST /_sim/faults`: states (faults.py)
 - `POST /_sim/load`: synthetic clients (load.py); `{"concurrency": 0}` stops them
@@ -15,6 +16,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -24,8 +26,8 @@ from aiohttp import web
 
 from enginewatch.lab.sim.engine import Engine, read_json
 from enginewatch.lab.sim.enginelog import DETOKENIZER_LINE
-from enginewatch.lab.sim.faults import Faults
-from enginewatch.lab.sim.load import Load, load_options
+from enginewatch.lab.sim.faults import ANSWERS, METRICS, Faults
+from enginewatch.lab.sim.load import Load, LoadOptions, load_options
 
 _CHUNK_SEC = 0.25
 """Pace of a chunked prefill unless given: real vLLM moved its KV gauge every 0.3 s in a prompt of a million tokens."""
@@ -44,6 +46,8 @@ class Control:
 
     def add_routes(self, app: web.Application) -> None:
         """Register `/_sim/...`."""
+        for path in ("/_sim", "/_sim/"):
+            app.router.add_get(path, self._list)
         app.router.add_get("/_sim/state", self._state)
         app.router.add_get("/_sim/faults", self._faults)
         app.router.add_post("/_sim/faults", self._set_faults)
@@ -54,6 +58,9 @@ class Control:
         app.router.add_post("/_sim/calm", self._calm)
         app.router.add_post("/_sim/reset_counters", self._reset)
         app.router.add_post("/_sim/log", self._log)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.Response(text=_help())
 
     async def _state(self, request: web.Request) -> web.Response:
         engine = self._engine
@@ -176,6 +183,21 @@ class Control:
         task: asyncio.Task[None] = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _help() -> str:
+    """What can be switched, from the documentation of the code itself."""
+    switches = (__doc__ or "").partition("- ")
+    faults = inspect.cleandoc(Faults.__doc__ or "").partition("Attributes:\n")[2]
+    load = inspect.cleandoc(LoadOptions.__doc__ or "").partition("Attributes:\n")[2]
+    return (
+        f"{switches[1]}{switches[2]}\n"
+        f"POST /_sim/faults takes a JSON object of these; null puts one back:\n{faults}\n"
+        f"answer:  {', '.join(ANSWERS)}\n"
+        f"metrics: {', '.join(METRICS)}\n\n"
+        f"POST /_sim/load takes a JSON object of these:\n{load}\n"
+        "To hang a core: kill -STOP its rank's process, whose pid /_sim/state shows.\n"
+    )
 
 
 def _refuse(reason: str) -> web.Response:

@@ -166,7 +166,7 @@ class Supervisor:
         if not self._options.quiet:
             print(
                 f"enginewatch sim: {self._options.engine} ({self._options.role}) serves at {told['url']}, "
-                f"ranks {', '.join(str(rank['pid']) for rank in ranks)}",
+                f"ranks {', '.join(str(rank['pid']) for rank in ranks)}; GET {told['url']}/_sim lists its faults",
                 file=sys.stderr,
             )
 
