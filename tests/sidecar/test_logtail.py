@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import glob
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from enginewatch.sidecar.lines import MAX_LINE_BYTES, LineReader
-from enginewatch.sidecar.logtail import MAX_NEWS_BYTES, LogTail
+from enginewatch.sidecar.logtail import MAX_NEWS_BYTES, MAX_NEWS_LINES, PATIENCE_SEC, LogNews, LogTail, _expanded
 from enginewatch.sidecar.signatures import PatternError, Signatures
 
 DEAD = "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.\n"
@@ -30,6 +34,16 @@ async def hits(followed: LogTail) -> int:
     news = await followed.read()
     assert news.problem is None
     return news.hits
+
+
+async def at_last(followed: LogTail) -> LogNews:
+    """What it says once it can read again."""
+    for _ in range(3000):
+        news = await followed.read()
+        if news.problem is None:
+            return news
+        await asyncio.sleep(0.01)
+    pytest.fail("it cannot be read after half a minute")
 
 
 @pytest.fixture
@@ -238,6 +252,91 @@ async def test_more_than_four_mib_at_once_skips_to_the_end(log: Path) -> None:
     assert news.skipped_bytes > MAX_NEWS_BYTES
     append(log, DEAD)
     assert await hits(followed) == 1, "the first line after the skip is a whole one"
+
+
+async def test_more_lines_than_an_engine_writes_skip_to_the_end_as_well(log: Path) -> None:
+    # 4 MiB of nothing but line ends took four seconds per poll.
+    followed = tail(log)
+    append(log, "\n" * (2 * MAX_NEWS_LINES) + DEAD)
+    news = await followed.read()
+    assert news.hits == 0
+    assert news.skipped_bytes > len(DEAD)
+    append(log, "\n" * 1000 + DEAD)
+    assert await hits(followed) == 1
+
+
+async def test_a_file_system_that_hangs_delays_nobody_and_may_come_back(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = tail(log)
+    append(log, DEAD)
+    back = threading.Event()
+    look = os.stat
+
+    def hanging(path: str) -> os.stat_result:
+        back.wait(30)
+        return look(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("enginewatch.sidecar.logtail.os.stat", hanging)
+        turns, counting = 0, True
+
+        async def others() -> None:
+            nonlocal turns
+            while counting:
+                turns += 1
+                await asyncio.sleep(0.01)
+
+        counter = asyncio.create_task(others())
+        began = time.monotonic()
+        for _ in range(20):
+            news = await followed.read()
+            assert (news.hits, news.problem) == (0, "reading it takes too long")
+        assert time.monotonic() - began < 2 * PATIENCE_SEC, "one poll waits, the others do not wait again"
+        counting = False
+        await counter
+        assert turns > 10
+        back.set()
+    assert (await at_last(followed)).hits == 1, "what was found meanwhile is not lost"
+
+
+async def test_a_pattern_that_takes_its_time_gives_the_event_loop_its_own(log: Path) -> None:
+    # RE2 is linear in the line, but the factor is the size of the pattern: a second for these 64 KiB.
+    followed = tail(log, "(a?){300}(a?){300}b$")
+    append(log, "a" * 65_000 + "\n")
+    gaps, last = [], time.monotonic()
+    reading = asyncio.create_task(followed.read())
+    while not reading.done():
+        await asyncio.sleep(0.005)
+        gaps.append(time.monotonic() - last)
+        last += gaps[-1]
+    assert len(gaps) > 10
+    assert sorted(gaps)[len(gaps) // 2] < 0.1
+    await at_last(followed)
+
+
+async def test_a_directory_of_too_many_names_is_a_problem_not_a_delay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginewatch.sidecar.logtail.MAX_NAMES", 50)
+    for number in range(60):
+        (tmp_path / f"{number}.txt").touch()
+    assert "more than 50 names" in str((await tail(tmp_path / "*.log").read()).problem)
+    assert "more than 50 names" in str((await tail(tmp_path / ".." / "*" / "*.log").read()).problem)
+    (tmp_path / "engine.log").touch()
+    assert (await tail(tmp_path / "engine.log").read()).problem is None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*.log", "**/*.log", "*/*/*.log", "a/[bc].log", "a/?/*", ".*", "*", "a/b.log", "no/*", "*/", "a*/b.*"]
+)
+def test_a_glob_means_what_globs_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
+    for path in ("x.log", ".hidden.log", "a/b.log", "a/c.log", "a/d/e.log", "a/.d/e.log", "ab/b.txt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    monkeypatch.chdir(tmp_path)
+    for given in (pattern, f"{tmp_path}/{pattern}"):
+        assert sorted(_expanded(given, iter(range(100)))) == sorted(glob.glob(given))
 
 
 async def test_an_endless_line_is_not_held(log: Path) -> None:

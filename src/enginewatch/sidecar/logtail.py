@@ -7,15 +7,20 @@ Rules (docs/configuration.md, "The log"):
       inode, so a renamed one is not read twice.
     - Truncation: a file shorter than what was read begins anew. So does one that was truncated and has grown past that
       point again: the bytes before the point are no longer those that were read (a checksum of the last 64 tells).
-    - More than 4 MiB of news at once skips to the end: an engine that logs that much is not dead, and its log must not
-      cost the watcher its time.
+    - More than 4 MiB or 50,000 lines of news at once skip to the end: an engine that logs that much is not dead, and
+      its log must not cost the watcher its time.
+    - The disk is touched, and lines are searched, in a thread of their own: a file system that hangs, a directory of
+      200,000 files or a pattern that takes a second per line must delay neither /healthz nor the next poll. Until the
+      thread is done the log counts as broken.
     - While nobody knows what to look for (the engine is not recognised yet, or has no signatures), news are skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import errno
+import fnmatch
 import glob
 import os
 import stat
@@ -29,8 +34,14 @@ from enginewatch.sidecar.lines import LineReader
 from enginewatch.sidecar.signatures import Signatures
 
 MAX_NEWS_BYTES = 4 * 1024 * 1024
+MAX_NEWS_LINES = 50_000
 MAX_MATCHES = 2000
 """So many files of a glob are looked at."""
+MAX_NAMES = 20_000
+"""So many names are compared with a glob."""
+PATIENCE_SEC = 1.0
+"""How long a poll waits for the log at most; once, not at each poll while the same reading goes on."""
+THREAD_NAME = "enginewatch_log"
 _PIECE_BYTES = 32 * 1024
 _PRINT_BYTES = 64
 _KNOWN_FILES = 2 * MAX_MATCHES
@@ -83,7 +94,9 @@ class LogTail:
         self._signatures = Signatures(())
         self._places: OrderedDict[_FileId, _Place] = OrderedDict()
         self._open: _OpenFile | None = None
-        self._note_existing()
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, THREAD_NAME)
+        self._reading: asyncio.Future[LogNews] | None = None
+        concurrent.futures.wait([self._worker.submit(self._note_existing)], PATIENCE_SEC)
 
     def look_for(self, signatures: Signatures) -> None:
         """Replaces what is looked for, from the next line on."""
@@ -95,7 +108,27 @@ class LogTail:
         return self._signatures.patterns
 
     def close(self) -> None:
-        """Lets go of the file, remembering how far it was read."""
+        """Lets go of the file, unless it is still being read."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        if self._reading is None:
+            self._let_go()
+
+    async def read(self) -> LogNews:
+        """What was written since the last time, or that it takes too long to find out."""
+        patience_sec = 0.0
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().run_in_executor(self._worker, self._read_now)
+            patience_sec = PATIENCE_SEC
+        done, _ = await asyncio.wait([self._reading], timeout=patience_sec)
+        if not done:
+            return LogNews(problem="reading it takes too long")
+        reading, self._reading = self._reading, None
+        return reading.result()
+
+    # --- in the thread ----------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """Closes the file, remembering how far it was read."""
         if self._open is not None:
             file, self._open = self._open, None
             # A deleted file's inode may be the next file's.
@@ -104,12 +137,11 @@ class LogTail:
             if not is_deleted:
                 self._remember(file.file_id, place)
 
-    async def read(self) -> LogNews:
-        """Reads what was written since the last time, yielding to the loop between pieces."""
+    def _read_now(self) -> LogNews:
         tally = _Tally()
         problem: str | None = None
         try:
-            await self._read_all(tally)
+            self._read_all(tally)
         except _BrokenLogError as broken:
             problem = str(broken)
         except (OSError, ValueError) as error:
@@ -122,13 +154,13 @@ class LogTail:
             problem = problem.encode("utf-8", "backslashreplace").decode()
         return LogNews(tally.hits, tuple(sorted(tally.patterns)), problem, tally.skipped_bytes)
 
-    async def _read_all(self, tally: _Tally) -> None:
+    def _read_all(self, tally: _Tally) -> None:
         newest, problem = self._newest()
         current = self._open
         if current is not None and (newest is None or newest[1] != current.file_id):
             # Rotated, deleted or overtaken by a newer match: the rest of it first.
-            await self._read_news(current, tally)
-            self.close()
+            self._read_news(current, tally)
+            self._let_go()
             current = None
         if newest is None:
             raise _BrokenLogError(problem)
@@ -136,9 +168,9 @@ class LogTail:
             current = _OpenFile.open(newest[0])
             self._open = current
             current.resume(self._places.pop(current.file_id, _Place(0)))
-        await self._read_news(current, tally)
+        self._read_news(current, tally)
 
-    async def _read_news(self, file: _OpenFile, tally: _Tally) -> None:
+    def _read_news(self, file: _OpenFile, tally: _Tally) -> None:
         size = file.size()
         if file.place.offset > size or not file.is_where_it_was():
             file.resume(_Place(0))
@@ -148,13 +180,18 @@ class LogTail:
                 tally.skipped_bytes += left
             file.skip_to(size)
             return
+        lines = 0
         while left > 0 and (piece := file.read(min(left, _PIECE_BYTES))):
             left -= len(piece)
             for line in file.lines.feed(piece):
+                lines += 1
                 matched = self._signatures.found_in(line)
                 tally.hits += bool(matched)
                 tally.patterns.update(matched)
-            await asyncio.sleep(0)
+            if lines > MAX_NEWS_LINES:
+                tally.skipped_bytes += left
+                file.skip_to(size)
+                return
 
     def _newest(self) -> tuple[tuple[str, _FileId] | None, str]:
         """The file to follow (path and identity), or None and why there is none."""
@@ -178,7 +215,7 @@ class LogTail:
         # A name may hold brackets and be meant as it is.
         if not glob.has_magic(self._path) or os.path.lexists(self._path):
             return iter((self._path,) if os.path.lexists(self._path) else ())
-        return islice(glob.iglob(self._path), MAX_MATCHES)
+        return islice(_expanded(self._path, iter(range(MAX_NAMES))), MAX_MATCHES)
 
     def _note_existing(self) -> None:
         try:
@@ -188,13 +225,38 @@ class LogTail:
                 except OSError:
                     continue
                 self._remember((found.st_dev, found.st_ino), _Place(found.st_size))
-        except (OSError, ValueError):
+        except (OSError, ValueError, _BrokenLogError):
             pass  # the first read says what is wrong
 
     def _remember(self, file_id: _FileId, place: _Place) -> None:
         self._places[file_id] = place
         while len(self._places) > _KNOWN_FILES:
             self._places.popitem(last=False)
+
+
+def _expanded(pattern: str, names: Iterator[int]) -> Iterator[str]:
+    """What matches, like `glob.iglob`, which would hold a directory's names all at once.
+
+    Raises:
+        _BrokenLogError: `names`, one for each name that is compared, has come to its end.
+    """
+    above, own = os.path.split(pattern)
+    for parent in _expanded(above, names) if glob.has_magic(above) else (above,):
+        if not glob.has_magic(own):
+            if os.path.lexists(os.path.join(parent, own)):
+                yield os.path.join(parent, own)
+            continue
+        try:
+            entries = os.scandir(parent or ".")
+        except OSError:
+            continue  # no directory, or none that may be read
+        with entries:
+            for entry in entries:
+                if next(names, None) is None:
+                    raise _BrokenLogError(f"more than {MAX_NAMES} names to compare with {pattern}")
+                hidden = entry.name.startswith(".") and not own.startswith(".")
+                if not hidden and fnmatch.fnmatchcase(entry.name, own):
+                    yield os.path.join(parent, entry.name)
 
 
 class _OpenFile:

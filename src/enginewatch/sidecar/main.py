@@ -60,7 +60,7 @@ def run_watch(argv: Sequence[str]) -> int:
             fail_open(sock, _RESTART_SEC)
         else:
             break
-    _leave_lookups_behind()
+    _leave_threads_behind()
     return 0
 
 
@@ -238,9 +238,9 @@ def _say_hello(options: Options, sock: socket.socket, journal: Journal) -> None:
         journal.write("warning", "IDENTITY_KV_BOOTSTRAP_URL is not read by this version")
 
 
-def _leave_lookups_behind() -> None:
-    """Ends the process at once when a name lookup still hangs in a thread: nothing can interrupt it."""
-    if any(thread.name.startswith("asyncio_") for thread in threading.enumerate()):
+def _leave_threads_behind() -> None:
+    """Ends the process at once when a name lookup or a disk may still hang in a thread: nothing can interrupt it."""
+    if any(thread is not threading.main_thread() for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
