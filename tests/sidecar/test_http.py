@@ -294,6 +294,33 @@ async def test_many_idle_connections_do_not_keep_the_kubelet_out() -> None:
             writer.close()
 
 
+async def test_of_too_many_connections_one_that_had_its_answer_goes_before_one_that_still_waits() -> None:
+    # Those that send request after request are never idle: a kubelet between two of its turns was the longest idle one.
+    async with site() as s:
+        waiting, slow = await s.connect()
+        slow.write(b"GET /healthz HTTP/1.1\r\n")
+        busy = [await s.connect() for _ in range(MAX_CONNECTIONS - 1)]
+        for reader, writer in busy:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await read_reply(reader)).status == 200
+        newcomers = [await s.connect() for _ in range(MAX_CONNECTIONS // 2)]
+        slow.write(b"Host: x\r\n\r\n")
+        assert (await read_reply(waiting)).status == 200
+        for _, writer in ((waiting, slow), *busy, *newcomers):
+            writer.close()
+
+
+async def test_connections_leave_the_sidecar_descriptors_for_its_own_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, most in ((-1, MAX_CONNECTIONS), (1024, MAX_CONNECTIONS), (64, 24), (16, 4)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
+        async with site() as s:
+            idlers = [await s.connect() for _ in range(MAX_CONNECTIONS + 10)]
+            assert (await s.get("/healthz")).status == 200
+            assert s.server.connections <= most
+            for _, writer in idlers:
+                writer.close()
+
+
 async def test_who_takes_too_long_over_the_first_request_is_shut_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "FIRST_REQUEST_SEC", 0.2)
     monkeypatch.setattr(http, "_SWEEP_SEC", 0.05)

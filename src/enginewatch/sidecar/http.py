@@ -1,15 +1,16 @@
 """The sidecar's HTTP answers. Each comes from memory; none waits for the engine.
 
 Whoever can reach the port must not be able to keep the kubelet from its answer, nor to take the sidecar's memory: small
-limits on what a request may be; few connections, and when there are too many the longest idle one goes, so that a
-newcomer is always served; pages that take work are put together ten times a second at most; and while many answers lie
-unread, only the short ones are given.
+limits on what a request may be; few connections, and when there are too many the longest idle one goes, those that had
+an answer first, so that a newcomer is always served; pages that take work are put together ten times a second at most;
+and while many answers lie unread, only the short ones are given.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from enginewatch.sidecar.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 from enginewatch.sidecar.metrics import Metrics
 
 MAX_CONNECTIONS = 96
+_DESCRIPTORS_OF_ITS_OWN = 40
+"""What the process may need besides: a scrape, a canary and a description at once have a dozen."""
 KEEPALIVE_SEC = 75.0
 """Longer than the usual scrape interval of 60 s, so that Prometheus keeps its connection."""
 FIRST_REQUEST_SEC = 10.0
@@ -34,7 +37,8 @@ MAX_UNREAD_BYTES = 2 * 1024 * 1024
 """So much may wait for slow readers before long answers are refused."""
 MAX_RENDERS_PER_SEC = 10
 """How often one page is put together anew; beyond that the last one is given again."""
-_QUEUE = 128
+_QUEUE = 1024
+"""Where it is full, the kernel drops a kubelet's connect and the kubelet tries again after a second."""
 _ACCEPTS = 8
 """Connections taken in one turn of the loop; few, so that each is read long before it is the oldest of too many."""
 _SWEEP_SEC = 2.0
@@ -163,6 +167,7 @@ class HttpServer:
         self._pages = pages
         self._socket = sock
         self._gates: dict[int, _Gate] = {}
+        self._most = _most_connections()
         self._web: web.Server | None = None
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -207,7 +212,7 @@ class HttpServer:
 
     def _gate(self) -> _Gate:
         assert self._web is not None
-        return _Gate(self._gates, self._web())
+        return _Gate(self._gates, self._most, self._web())
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         gate = self._gates.get(id(request.transport))
@@ -232,6 +237,8 @@ class HttpServer:
         response = web.Response(status=answer.status, body=answer.body, headers=headers)
         if request.can_read_body:
             response.force_close()  # nobody reads it, and what follows would be taken for a request
+        if gate is not None:
+            gate.answered()  # it is written before anybody else has a turn
         return response
 
     def _unread_bytes(self) -> int:
@@ -252,21 +259,24 @@ class _Gate(asyncio.BufferedProtocol):
     held, once per connection.
     """
 
-    def __init__(self, gates: dict[int, _Gate], inner: Any) -> None:
+    def __init__(self, gates: dict[int, _Gate], most: int, inner: Any) -> None:
         self._gates = gates
+        self._most = most
         self._inner = inner
         self._clock = asyncio.get_running_loop().time
         self._transport: asyncio.Transport | None = None
         self._active_at = self._clock()
         self._has_requested = False
+        self._has_answer = False
         self._taken = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._gates) >= MAX_CONNECTIONS:
+        if len(self._gates) >= self._most:
+            # Who sends request after request is never idle, so between two of its turns a kubelet would be the one.
             # In insertion order, so of equally idle ones the oldest.
-            min(self._gates.values(), key=lambda gate: gate._active_at).abort()
+            min(self._gates.values(), key=lambda gate: (not gate._has_answer, gate._active_at)).abort()
         self._gates[id(transport)] = self
         self._inner.connection_made(transport)
 
@@ -299,6 +309,10 @@ class _Gate(asyncio.BufferedProtocol):
         self._has_requested = True
         self._active_at = self._clock()
 
+    def answered(self) -> None:
+        """It gets an answer now."""
+        self._has_answer = True
+
     def unread_bytes(self) -> int:
         """How much of the answers the client has not taken yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
@@ -315,6 +329,12 @@ class _Gate(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._gates.pop(id(self._transport), None)
             self._transport.abort()
+
+
+def _most_connections() -> int:
+    """So many connections leave the process the descriptors that it needs itself."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft < 0 else min(MAX_CONNECTIONS, max(4, soft - _DESCRIPTORS_OF_ITS_OWN))
 
 
 def _encode(body: dict[str, Any]) -> bytes:
