@@ -57,6 +57,18 @@ def test_cores_that_went_make_room_for_new_ones() -> None:
     assert set(ledger.cores) == {"0", "9999"}
 
 
+def test_a_core_with_a_name_that_no_rank_has_is_none() -> None:
+    # 130 names of 4 kB each made 6 MB of /verdict, and 87 MiB of the sidecar.
+    ledger = Ledger(VLLM)
+    for number in range(20):
+        long = {f'vllm:generation_tokens_total{{engine="{number}-{n}-{"x" * 3000}"}}': 1.0 for n in range(130)}
+        news = ledger.take({**vllm_page(1.0), **long}, float(number), float(number), number, recheck=False)
+        assert set(ledger.cores) == {"0"}
+    assert news.cores_with_legs == 1
+    ledger.take(vllm_page(1.0, core="x" * 64), 20.0, 20.0, 20, recheck=False)
+    assert set(ledger.cores) == {"0", "x" * 64}
+
+
 def test_series_invented_for_ever_are_not_held_for_ever() -> None:
     watch = DirectWatch().watch
     for number in range(100):

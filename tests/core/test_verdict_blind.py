@@ -128,7 +128,20 @@ def test_an_answer_that_is_neither_does_not(neither: Outcome) -> None:
         watch.fails(t, "http_404")
         watch.canary(t + 1, outcome)
         t += 5
+    watch.tick(t, t + 10, t + 20)
     assert watch.state == "canary-hang"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.ERROR_ANSWER])
+def test_failures_that_come_fast_do_not_hasten_it(outcome: Outcome) -> None:
+    """Two errors in ten seconds, from an engine that was healthy before and is after: it was 503 at the second."""
+    for recovers_at, acts in ((85, False), (300, True)):
+        engine = ScriptedEngine().fail("http_404").at(62, lambda e: e.answer(outcome))
+        engine.at(recovers_at, lambda e: e.answer(None))
+        shell = VirtualShell(engine).run(200)
+        last_ok = max(t for t, _, said in shell.results if said is Outcome.OK and t < recovers_at)
+        assert bool(shell.acted()) is acts
+        assert all(last_ok + 30 <= t <= last_ok + 30 + 5.1 for t in shell.acted()[:1])
 
 
 def test_the_canarys_deadline_is_the_stall_time_here() -> None:

@@ -3,7 +3,8 @@
 Rules:
     - A page that never had legs, or an answer that is not a page, is so at once; a page that lost all of them only
       after `LEGLESS_PAGES` good scrapes, and then nothing remembered counts any more.
-    - Canaries alone decide, and they are patient. Without canaries the engine is not watched, and that is said loudly.
+    - Canaries alone decide, and they are patient: a hang is not declared before stall_sec have passed since the last
+      complete one, however fast the others fail. Without canaries the engine is not watched, and that is said loudly.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Blindness:
         self.since: float | None = None
         self.failures = 0
         """Failed canaries in a row since it began."""
+        self._proof_at = float("-inf")
         self._why = ""
         self._last: Outcome | None = None
         self._pages = 0
@@ -36,7 +38,7 @@ class Blindness:
         forget = self._pages >= LEGLESS_PAGES
         begins = self.since is None and (at_once or forget)
         if begins:
-            self.since = t
+            self.since = self._proof_at = t
             self.failures, self._last = 0, None
         return begins, forget
 
@@ -51,15 +53,16 @@ class Blindness:
         self._last = outcome
         self.failures += failed
 
-    def proof(self, outcome: Outcome | None = None) -> None:
+    def proof(self, t: float, outcome: Outcome | None = None) -> None:
         """A complete canary, or the end of a pause."""
+        self._proof_at = t
         self.failures, self._last = 0, outcome
 
-    def finding(self, settings: Settings, *, canaries_on: bool) -> Finding | None:
+    def finding(self, t: float, settings: Settings, *, canaries_on: bool) -> Finding | None:
         """The state that holds, None while there are legs to judge by."""
         if self.since is None:
             return None
-        if self.failures >= settings.active_probe_min_failures:
+        if self.failures >= settings.active_probe_min_failures and t - self._proof_at >= settings.stall_sec:
             return Finding(
                 "canary-hang",
                 f"{self.failures} canaries in a row failed ({self._last}) and there is nothing else to judge by: "

@@ -243,7 +243,9 @@ def _would_flip(facts: Facts) -> Iterator[str]:
         if facts.canary is None:
             yield "nothing: without legs and canaries no hang can be seen"
         else:
-            yield f"canary-hang after {max(0, minimum - facts.blind_failures)} more failed canaries"
+            left = max(0, minimum - facts.blind_failures)
+            since = f"{settings.stall_sec:g} s after the last complete one at the earliest"
+            yield f"canary-hang after {left} more failed canaries, {since}"
         return
     for core in facts.cores:
         limit = core.stall_after_sec(settings.stall_sec)

@@ -29,6 +29,8 @@ _MOST_SERIES: Final = 8192  # twice what one page may keep; an engine that inven
 _MOST_SERIES_BYTES: Final = 1024 * 1024
 _MOST_CORES: Final = 512
 """More than any engine has behind one page; each costs some kilobytes, here and in /verdict."""
+_MOST_CORE_CHARS: Final = 64
+"""Longest name of a core. It stands in each sentence about the core, in /verdict five times."""
 
 
 class Proof:
@@ -444,7 +446,7 @@ class Ledger:
         name = ONLY_CORE if label is None else label
         core = self.cores.get(name)
         if core is None:
-            if len(self.cores) >= _MOST_CORES:
+            if len(self.cores) >= _MOST_CORES or len(name) > _MOST_CORE_CHARS:
                 return None
             core = self.cores[name] = Core(name, t, poll, self.page)
         # A core's first page is its baseline; a series that appears later was zero before.

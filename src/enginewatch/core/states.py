@@ -33,7 +33,7 @@ ENGINE_STATES: Final = (
     State("observer-gap", False, "the watcher itself did not run for a while; this poll only"),
     State("replaced", False, "another process answers now; everything is learned anew; this poll only"),
     State("paused", False, "the engine says it is paused or asleep: no canary, no hang"),
-    State("canary-hang", True, "no progress legs, and canaries failed in a row"),
+    State("canary-hang", True, "no progress legs, and for stall_sec canaries failed in a row"),
     State("no-legs", False, "the page has no progress legs: canaries alone decide"),
 )
 """Engine-wide states; the first that holds wins over the later ones and over every core's."""

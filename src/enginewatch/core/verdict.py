@@ -449,7 +449,7 @@ class Watch:
         core = self._core_of(done)
         if outcome is Outcome.OK:
             self._desk.armed = True
-            self._blind.proof(Outcome.OK)
+            self._blind.proof(t, Outcome.OK)
             self._reach.canary_ok(t)
             if core is not None:
                 core.canary_ok_at, core.canary_ok_begun = t, done.begun
@@ -508,7 +508,7 @@ class Watch:
         if resting or self._rested:
             for core in self._ledger.cores.values():
                 core.prove(t, Proof.PAUSE_ENDED)
-            self._blind.proof()
+            self._blind.proof(t)
         self._rested = resting
 
     def _on_described(self, event: EngineDescribed) -> None:
@@ -618,7 +618,7 @@ class Watch:
             return Finding("replaced", "another engine process answers now: everything is learned anew")
         if self._rest.state is not None:
             return Finding("paused", f"the engine says it is {self._rest.state}: no canary, no hang")
-        found = self._blind.finding(self.settings, canaries_on=canaries_on)
+        found = self._blind.finding(t, self.settings, canaries_on=canaries_on)
         return None if hang_stands and found is not None and found.state not in HUNG else found
 
     def _worst_core(self, now: Conditions) -> Finding:
