@@ -317,6 +317,18 @@ async def test_a_redirect_within_the_origin_is_followed_once_without_the_key(
     assert b"hunter2" not in server.requests[1]
 
 
+@pytest.mark.parametrize("location", ["/base/metrics/", "metrics/", "{url}/base/metrics/", "/metrics/"])
+async def test_a_redirect_below_a_base_path_leads_where_it_says(serve: Serve, location: str) -> None:
+    # The last one is of an engine behind a proxy that takes the base path off.
+    server = Recorder({"/base/metrics/": response(PAGE)})
+    url = await serve(server)
+    server.answers["/base/metrics"] = response(
+        "", status="307 Temporary Redirect", headers=f"Location: {location.format(url=url)}\r\n"
+    )
+    assert await scrape(f"{url}/base") == SAMPLES
+    assert server.paths() == ["/base/metrics", "/base/metrics/"]
+
+
 @pytest.mark.parametrize(
     "location", ["{elsewhere}/metrics", "//{host}/metrics", "https://{here}/metrics", "http://[", ""]
 )

@@ -135,13 +135,20 @@ class Line:
         return self.key_problem() or "the API key was not accepted"
 
     def same_origin(self, location: str, path: str) -> str | None:
-        """The path that a redirect from `path` leads to, or None if it leaves the origin."""
+        """The path that a redirect from `path` leads to, below the base path; None if it leaves the origin.
+
+        What does not begin with the base path is taken as it is: a proxy took the base path off on the way in.
+        """
         try:
             here = URL(self.url + path)
             there = here.join(URL(location))
-            return there.raw_path_qs if there.origin() == here.origin() else None
+            if there.origin() != here.origin():
+                return None
+            base = URL(self.url).raw_path.rstrip("/")
         except (ValueError, UnicodeError):
             return None
+        led_to = there.raw_path_qs
+        return led_to.removeprefix(base) if led_to.startswith(f"{base}/") else led_to
 
     async def ask(self, question: Question, *, until: float, on_head: Callable[[Head], Feed | None]) -> Head:
         """Put one question and hand the answer's body on, piece by piece.
