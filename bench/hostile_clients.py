@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -160,11 +161,11 @@ class LongHeaders(_Crowd):
         return True
 
 
-def hurried_readers(url: str, path: str) -> Callable[[threading.Event], None]:
-    """Reads an answer again and again, to its end."""
+def readers(url: str, path: str, per_sec: float = math.inf) -> Callable[[threading.Event], None]:
+    """Reads an answer so many times a second, each to its end."""
 
     def work(stop: threading.Event) -> None:
-        while not stop.is_set():
+        while not stop.wait(1 / per_sec):
             with contextlib.suppress(OSError), urllib.request.urlopen(url + path, timeout=10) as answer:
                 answer.read()
 

@@ -106,7 +106,7 @@ def inputs() -> list[Input]:
         Input(
             "clients: 64 cores, /verdict again and again",
             page="cores-64",
-            beside=lambda watcher, _: clients.hurried_readers(watcher.url, "/verdict"),
+            beside=lambda watcher, _: clients.readers(watcher.url, "/verdict"),
         ),
         Input(
             "clients: 200 slow ones on /healthz",
