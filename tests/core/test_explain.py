@@ -217,6 +217,12 @@ def test_news_of_a_page_that_takes_longer_than_two_polls_do_not_look_frozen() ->
     assert witness(shell, "heartbeat").says == "turning"
 
 
+@pytest.mark.parametrize("failure", ["timeout", "refused"])
+def test_nothing_is_said_to_move_while_no_page_can_be_read(failure: str) -> None:
+    shell = VirtualShell(ScriptedEngine().busy().at(62, lambda e: e.fail(failure))).run(80)
+    assert witness(shell, "legs").says == "frozen"
+
+
 def test_canaries_that_are_still_to_fail_take_their_time() -> None:
     """The first of them must be begun a stall less one poll before the verdict, however long nothing moved before."""
     watch = DirectWatch()

@@ -142,7 +142,7 @@ def _reachability(facts: Facts) -> Witness:
             "reachability",
             "failing",
             _ago(facts, facts.failing_since),
-            f"/metrics: {facts.failing_how}; {facts.outage_failures} canaries failed meanwhile",
+            f"/metrics: {facts.failing_how}; canaries that failed meanwhile: {facts.outage_failures}",
         )
     return Witness("reachability", "answers", _ago(facts, facts.last_page_at), "/metrics")
 
@@ -162,8 +162,9 @@ def _legs(core: Core, facts: Facts, where: str) -> Witness:
 
 def _is_recent(moved_at: float, facts: Facts) -> bool:
     # Where a page takes longer than a poll, what moved on the last one moved long ago.
+    pages_come = facts.loading_since is None and facts.failing_since is None
     on_last_page = facts.last_page_at is not None and moved_at >= facts.last_page_at
-    return on_last_page or facts.t - moved_at <= 2 * facts.settings.poll_interval_sec
+    return (pages_come and on_last_page) or facts.t - moved_at <= 2 * facts.settings.poll_interval_sec
 
 
 def _canary(core: Core, facts: Facts, where: str) -> Witness:
@@ -243,9 +244,9 @@ def _would_flip(facts: Facts) -> Iterator[str]:
         if facts.canary is None:
             yield "nothing: without legs and canaries no hang can be seen"
         else:
-            left = max(0, minimum - facts.blind_failures)
+            need = max(0, minimum - facts.blind_failures)
             since = f"{settings.stall_sec:g} s after the last complete one at the earliest"
-            yield f"canary-hang after {left} more failed canaries, {since}"
+            yield f"canary-hang after {need} more failed canar{'y' if need == 1 else 'ies'}, {since}"
         return
     for core in facts.cores:
         limit = core.stall_after_sec(settings.stall_sec)
