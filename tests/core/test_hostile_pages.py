@@ -65,6 +65,9 @@ def test_a_core_with_a_name_that_no_rank_has_is_none() -> None:
         news = ledger.take({**vllm_page(1.0), **long}, float(number), float(number), number, recheck=False)
         assert set(ledger.cores) == {"0"}
     assert news.cores_with_legs == 1
+    for control in ("\x1b[2J", "\r", "\u202e"):
+        ledger.take({**vllm_page(1.0), **vllm_page(1.0, core=control)}, 20.0, 20.0, 20, recheck=False)
+    assert set(ledger.cores) == {"0"}
     ledger.take(vllm_page(1.0, core="x" * 64), 20.0, 20.0, 20, recheck=False)
     assert set(ledger.cores) == {"0", "x" * 64}
 

@@ -30,7 +30,7 @@ _MOST_SERIES_BYTES: Final = 1024 * 1024
 _MOST_CORES: Final = 512
 """More than any engine has behind one page; each costs some kilobytes, here and in /verdict."""
 _MOST_CORE_CHARS: Final = 64
-"""Longest name of a core. It stands in each sentence about the core, in /verdict five times."""
+"""Longest name of a core. It stands in each sentence about the core, in /verdict five times, and on terminals."""
 
 
 class Proof:
@@ -446,7 +446,7 @@ class Ledger:
         name = ONLY_CORE if label is None else label
         core = self.cores.get(name)
         if core is None:
-            if len(self.cores) >= _MOST_CORES or len(name) > _MOST_CORE_CHARS:
+            if len(self.cores) >= _MOST_CORES or len(name) > _MOST_CORE_CHARS or not name.isprintable():
                 return None
             core = self.cores[name] = Core(name, t, poll, self.page)
         # A core's first page is its baseline; a series that appears later was zero before.
