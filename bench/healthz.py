@@ -49,7 +49,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def measure(quick: bool) -> Report:
-    seconds = 1 if quick else 20
+    seconds = 1 if quick else 15
     rows: list[tuple[str, ...]] = []
     peace = hostile = 0.0
     worst = ""

@@ -202,7 +202,7 @@ def measure(quick: bool) -> Report:
         for hostile in inputs():
             if quick and not hostile.in_quick:
                 continue
-            now, highest, hits = under(hostile, engine, 0.5 if quick else 15)
+            now, highest, hits = under(hostile, engine, 0.5 if quick else 10)
             if highest > worst:
                 worst, worst_name = highest, hostile.name
             measured_limit = measured_limit and hits is not None
@@ -219,7 +219,7 @@ def measure(quick: bool) -> Report:
             )
     report.tables.append(
         Table(
-            f"Resident set under hostile input, {0.5 if quick else 15:g} s each",
+            f"Resident set under hostile input, {0.5 if quick else 10:g} s each",
             ("input", "at the end, MiB", "highest, MiB", "bound", "kept", f"hits of a {LIMIT_MIB} MiB limit"),
             rows,
         )
