@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 from direct_watch import DirectWatch, vllm_page
 
 from enginewatch.core.events import Scraped
@@ -22,9 +25,9 @@ def new_cores(number: int) -> dict[str, float]:
     }
 
 
-def new_series(number: int, length: int, lines: int) -> dict[str, float]:
+def new_series(number: int, length: int, lines: int, filler: str = "x") -> dict[str, float]:
     return {
-        f'vllm:num_requests_running{{engine="0",model_name="{number}-{line}-{"x" * length}"}}': 1.0
+        f'vllm:num_requests_running{{engine="0",model_name="{number}-{line}-{filler * length}"}}': 1.0
         for line in range(lines)
     }
 
@@ -32,7 +35,7 @@ def new_series(number: int, length: int, lines: int) -> dict[str, float]:
 def held_bytes(watch: Watch) -> int:
     """Of the series that the story holds, each once."""
     pages = [entry.event.samples for entry in watch.story() if isinstance(entry.event, Scraped)]
-    return sum(len(series) for series in {series for samples in pages for series in samples})
+    return sum(sys.getsizeof(series) for series in {series for samples in pages for series in samples})
 
 
 def test_a_page_full_of_cores_leaves_a_core_that_was_there_before_in_its_place() -> None:
@@ -72,10 +75,11 @@ def test_a_core_with_a_name_that_no_rank_has_is_none() -> None:
     assert set(ledger.cores) == {"0", "x" * 64}
 
 
-def test_series_invented_for_ever_are_not_held_for_ever() -> None:
+@pytest.mark.parametrize(("filler", "length"), [("x", 3000), ("\U0001f600", 900)])
+def test_series_invented_for_ever_are_not_held_for_ever(filler: str, length: int) -> None:
     watch = DirectWatch().watch
-    for number in range(100):
-        page = {**vllm_page(100.0 + number), **new_series(number, 3000, 32)}
+    for number in range(200):
+        page = {**vllm_page(100.0 + number), **new_series(number, length, 32, filler)}
         watch.handle(Scraped(float(number), page), float(number))
     assert held_bytes(watch) < 4 * 1024 * 1024
     assert len(watch._ledger._slots) < 1000

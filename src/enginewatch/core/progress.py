@@ -306,7 +306,7 @@ class Ledger:
         self.page = page = self.page + 1
         if self._holds_too_much():
             self._slots = {series: slot for series, slot in self._slots.items() if slot is not None}
-            self._held_bytes = sum(map(len, self._slots))
+            self._held_bytes = sum(map(_size_bytes, self._slots))
             if self._holds_too_much():
                 self.forget()
         if not recheck:
@@ -409,7 +409,7 @@ class Ledger:
                 del self.cores[core.name]
             # Series of no core are looked at anew: there may be room for theirs now.
             self._slots = {s: slot for s, slot in self._slots.items() if slot is not None and slot.core not in gone}
-            self._held_bytes = sum(map(len, self._slots))
+            self._held_bytes = sum(map(_size_bytes, self._slots))
 
     def _adopt(self, series: str, value: float, t: float, poll: int) -> _Slot | None:
         """First sight of a series: find out what it is."""
@@ -420,8 +420,9 @@ class Ledger:
         if slot is None and core_meanings:
             slot = self._adopt_for_core(labels.get(self.profile.core_label), core_meanings, value, t, poll)
         self._slots[series] = slot
-        self._held_bytes += len(series)
-        self.adopted_bytes += len(series)
+        size_bytes = _size_bytes(series)
+        self._held_bytes += size_bytes
+        self.adopted_bytes += size_bytes
         return slot
 
     def _adopt_engine_wide(self, meanings: Iterable[_Meaning | PageFlag], value: float) -> _Slot | None:
@@ -477,6 +478,11 @@ class Ledger:
         self._slots = {
             series: None if slot is not None and slot.core is not None else slot for series, slot in self._slots.items()
         }
+
+
+def _size_bytes(series: str) -> int:
+    """What its text takes in memory: one character beyond Latin-1 makes Python keep all of them in up to four bytes."""
+    return len(series) if series.isascii() else 4 * len(series)
 
 
 def _moved(core: Core, page: int, t: float, begun: float, poll: int, recheck: bool) -> None:
