@@ -194,6 +194,10 @@ def test_a_hang_that_stands_while_nothing_can_be_read_is_not_ended_by_any_page(f
     assert "a progress leg of core 0 that moves ends it" in flips(shell)
 
 
+def test_a_peer_stall_says_what_ends_it() -> None:
+    assert "once the queue shrinks or a transfer succeeds" in flips(SCENES["peer-stall"]())
+
+
 def test_a_suppressed_hang_says_when_it_is_acted_on() -> None:
     engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang)
     shell = VirtualShell(engine, Settings()).run(200)

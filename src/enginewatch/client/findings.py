@@ -261,9 +261,15 @@ def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
         case "absent" if found.engine == "vllm":
             yield Finding(
                 "ok",
-                "No pause endpoints: a pause by /pause cannot be told from a hang.",
+                "No pause endpoints: a pause could not be told from a hang.",
                 "Where engines are paused (RL), start vLLM with VLLM_SERVER_DEV_MODE=1 on an address that only the "
                 "sidecar reaches, or use mode: shadow.",
+            )
+        case "absent" if profile.flag_endpoints and found.version is None:
+            yield Finding(
+                "unknown",
+                "Whether a pause can be told from a hang depends on the version, which is not known.",
+                "Look again when the version is told.",
             )
         case "absent":
             yield Finding(

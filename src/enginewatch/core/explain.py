@@ -249,6 +249,8 @@ def _would_flip(facts: Facts) -> Iterator[str]:
             yield f"canary-hang after {need} more failed canar{'y' if need == 1 else 'ies'}, {since}"
         return
     for core in facts.cores:
+        if core.state == "peer-stall":
+            yield f"core {core.name}: no peer-stall once the queue shrinks or a transfer succeeds"
         limit = core.stall_after_sec(settings.stall_sec)
         if _canary_is_usable(core, facts):
             need = max(0, minimum - core.run.failures)
