@@ -250,5 +250,13 @@ def test_doubtful_combinations_are_named_with_their_numbers() -> None:
     assert "10" in doubts[0]
 
 
+def test_deadlines_that_kill_the_healthy_or_blind_the_watcher_are_doubtful() -> None:
+    (short,) = Settings(active_probe_timeout_sec=0.1).doubts(log_file=False)
+    assert "active_probe_timeout_sec (0.1)" in short
+    assert Settings(active_probe_timeout_sec=0.1, active_probe_enabled=False).doubts(log_file=False) == []
+    (long,) = Settings(metrics_timeout_sec=3600).doubts(log_file=False)
+    assert "metrics_timeout_sec (3600)" in long
+
+
 def test_the_defaults_are_not_doubtful() -> None:
     assert Settings().doubts(log_file=True) == []

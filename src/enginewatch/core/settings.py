@@ -6,9 +6,12 @@ Reading them from a file or the environment, and what happens to bad ones, is `s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Mode = Literal["enforce", "shadow"]
+
+SHORT_CANARY_SEC: Final = 1.0
+"""Less is doubtful as a deadline of canaries: one step of a busy neighbour on the same GPU may take as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,16 @@ class Settings:
                 f"active_probe_timeout_sec ({self.active_probe_timeout_sec:g}) + poll_interval_sec "
                 f"({self.poll_interval_sec:g}) is not below half of stall_sec ({self.stall_sec:g}): "
                 "fewer than two canaries fit into a stall, so a hang is declared late"
+            )
+        if self.active_probe_enabled and self.active_probe_timeout_sec < SHORT_CANARY_SEC:
+            found.append(
+                f"active_probe_timeout_sec ({self.active_probe_timeout_sec:g}) is below {SHORT_CANARY_SEC:g}: "
+                "a healthy engine may take longer over one token, and then it is declared hung while it is idle"
+            )
+        if self.metrics_timeout_sec > max(self.stall_sec, self.poll_interval_sec):
+            found.append(
+                f"metrics_timeout_sec ({self.metrics_timeout_sec:g}) is above stall_sec ({self.stall_sec:g}): "
+                "while one scrape hangs nothing is judged, so a hang is declared late"
             )
         if log_file and self.log_stall_sec >= self.stall_sec:
             found.append(
