@@ -486,3 +486,27 @@ def test_a_longer_stall_setting_still_counts_for_request_grained_legs() -> None:
 def test_one_step_grained_leg_is_enough_for_the_short_threshold() -> None:
     shell = VirtualShell(ScriptedSGLang().at(62, ScriptedEngine.hang), kind="sglang").run(300)
     assert shell.acted()[0] <= 62 + 36
+
+
+# --- a page that lacks a leg ----------------------------------------------------------------------------------------
+
+
+def without_tokens(engine: ScriptedEngine) -> None:
+    engine.hide = lambda series: series.startswith("vllm:generation_tokens_total")
+
+
+def with_everything(engine: ScriptedEngine) -> None:
+    engine.hide = lambda series: False
+
+
+def test_a_page_that_lacks_the_moving_leg_does_not_show_that_nothing_moves() -> None:
+    engine = ScriptedEngine().busy().at(0, lambda e: e.answer(Outcome.SATURATED))
+    engine.at(59, without_tokens).at(67, with_everything)
+    settings = Settings(warmup_sec=0, stall_sec=6)
+    assert VirtualShell(engine, settings).run(180).acted() == []
+
+
+def test_and_when_it_does_not_come_back_the_other_legs_have_to_do() -> None:
+    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).at(62, without_tokens)
+    shell = VirtualShell(engine).run(180)
+    assert shell.acted()[0] <= 62 + 36

@@ -57,7 +57,7 @@ def judge_core(core: Core, now: Conditions) -> Finding:
         return _grew_after_failure(core)
     if core.counter_poll == poll:
         return _unless_peer_stall(core, now, "growing", f"core {name}: {core.moved_leg} moves")
-    if core.hang == "stall-hang-log" or _seen_frozen(core, _hung_by_log_from(core, now)):
+    if core.hang == "stall-hang-log" or _seen_frozen(core, _hung_by_log_from(core, now), core.failed_ended):
         core.hang = "stall-hang-log"
         return _say_hung_by_log(core, now)
     if grew_after_failure:
@@ -70,7 +70,7 @@ def judge_core(core: Core, now: Conditions) -> Finding:
     threshold = core.stall_after_sec(now.settings.stall_sec)
     if (
         core.hang == "stall-hang"
-        or _seen_frozen(core, _hung_by_canaries_from(core, now))
+        or _seen_frozen(core, _hung_by_canaries_from(core, now), run.last_ended)
         or _seen_frozen(core, _hung_passively_from(core, now))
     ):
         core.hang = "stall-hang"
@@ -126,8 +126,9 @@ def log_speaks(core: Core, now: Conditions) -> bool:
     return now.log_hit_at > core.counter_proof_at and now.t - now.log_hit_at <= now.settings.log_window_sec
 
 
-# A rule says from when on a page must have been begun for it to declare the core; None when more than time is missing.
-# That page is the proof: between two polls the time may run out on an engine that has long gone on.
+# A rule says when its time is up; None when more than time is missing. A page begun after that is the proof: between
+# two polls the time may run out on an engine that has long gone on. It must carry all of the core's legs, since the one
+# that moves may be the one that is missing; the page begun after the last failed canary may be another, with fewer.
 
 
 def _hung_from(core: Core, now: Conditions) -> list[float]:
@@ -135,8 +136,8 @@ def _hung_from(core: Core, now: Conditions) -> list[float]:
     return [at for at in rules if at is not None]
 
 
-def _seen_frozen(core: Core, since: float | None) -> bool:
-    return since is not None and core.page_begun >= since
+def _seen_frozen(core: Core, since: float | None, failed_at: float = float("-inf")) -> bool:
+    return since is not None and core.whole_page_begun >= since and core.page_begun >= failed_at
 
 
 def _hung_by_canaries_from(core: Core, now: Conditions) -> float | None:
@@ -144,7 +145,7 @@ def _hung_by_canaries_from(core: Core, now: Conditions) -> float | None:
     if run.failures < now.settings.active_probe_min_failures:
         return None
     early = run.first_begun - now.settings.poll_interval_sec
-    return max(core.proof_at + threshold, early + threshold, run.last_ended)
+    return max(core.proof_at + threshold, early + threshold)
 
 
 def _hung_passively_from(core: Core, now: Conditions) -> float | None:
@@ -171,7 +172,7 @@ def _hung_by_log_from(core: Core, now: Conditions) -> float | None:
     if not log_speaks(core, now):
         return None
     if now.canaries_on:
-        return max(frozen_since + stall, core.failed_ended) if core.failed_begun >= frozen_since else None
+        return frozen_since + stall if core.failed_begun >= frozen_since else None
     if core.busy_since is None or not is_busy(core, now):
         return None
     return max(frozen_since, core.busy_since) + stall

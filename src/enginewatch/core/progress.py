@@ -7,6 +7,8 @@ Rules:
       page counts from zero.
     - A counter that falls is reset to the new value and reported; a gauge that falls is nothing. A counter that goes to
       and fro between two values (two frozen registries behind one address) moves no more after the first fall.
+    - A page that lacks one of a core's legs may show progress, but not that there was none; unless the leg has been
+      away for `RETIRE_AFTER` polls.
     - Once any series of interest carried the core label, series without it belong to no core.
     - A core absent from `RETIRE_AFTER` polls while others remain is retired.
     - What a page may make this hold is bounded: so many series, so many bytes of their names, so many cores.
@@ -109,6 +111,9 @@ class Core:
         "_carry_counter",
         "_carry_gauge",
         "_deferred",
+        "_leg_series",
+        "_legs_seen",
+        "_polls_partial",
         "_running",
         "_step_grained",
         "_waiting",
@@ -144,6 +149,7 @@ class Core:
         "run",
         "state",
         "transfers_at",
+        "whole_page_begun",
     )
 
     def __init__(self, name: str, t: float, poll: int, page: int) -> None:
@@ -170,13 +176,15 @@ class Core:
         self.state = "baseline"
         """This core's own state at the last judgement by cores, for people; never judged by."""
         self.last_page = -1
-        """Number of the last page that carried one of this core's legs, and when that page's scrape began."""
-        self.page_begun = float("-inf")
+        """Number of the last page that carried one of this core's legs."""
+        self.page_begun = self.whole_page_begun = float("-inf")
+        """When the scrapes began of the last page that carried one of them, and of the last that carried all."""
         self.polls_absent = 0
         self.busy_since: float | None = None
         """Since when every page that told said that the core has work; None when the last one that told said no."""
         self.canary_due = False
         self._carry_counter = self._carry_gauge = False
+        self._leg_series = self._legs_seen = self._polls_partial = 0
         self._running: list[_Slot] = []
         self._waiting: list[_Slot] = []
         self._deferred: list[_Slot] = []
@@ -330,6 +338,7 @@ class Ledger:
             for effect in slot.effects:
                 if type(effect) is LegState:
                     core.last_page = page
+                    core._legs_seen += 1
                     if value == old:
                         continue
                     if value == slot.fell_from:
@@ -362,7 +371,7 @@ class Ledger:
         for core in self.cores.values():
             if core.last_page == page:
                 with_legs += 1
-                core.page_begun = begun
+                _note_whole(core, begun, recheck=recheck)
                 core.polls_absent = 0
                 if page in (core.counter_page, core.gauge_page):
                     _moved(core, page, t, begun, poll, recheck)
@@ -458,6 +467,7 @@ class Ledger:
             if isinstance(meaning, Leg):
                 state = core.legs.setdefault(meaning.name, LegState(meaning))
                 state.series.append(slot)
+                core._leg_series += 1
                 core._step_grained = core._step_grained or meaning.grain is Grain.STEP
                 effects.append(state)
             elif isinstance(meaning, Queue):
@@ -483,6 +493,18 @@ class Ledger:
 def _size_bytes(series: str) -> int:
     """What its text takes in memory: one character beyond Latin-1 makes Python keep all of them in up to four bytes."""
     return len(series) if series.isascii() else 4 * len(series)
+
+
+def _note_whole(core: Core, begun: float, *, recheck: bool) -> None:
+    """Whether this page can show that the core made no progress: one that lacks a leg cannot, unless it stays away."""
+    core.page_begun = begun
+    if core._legs_seen >= core._leg_series:
+        core._polls_partial = 0
+    elif not recheck:
+        core._polls_partial += 1
+    if core._legs_seen >= core._leg_series or core._polls_partial >= RETIRE_AFTER:
+        core.whole_page_begun = begun
+    core._legs_seen = 0
 
 
 def _moved(core: Core, page: int, t: float, begun: float, poll: int, recheck: bool) -> None:
