@@ -89,7 +89,7 @@ def test_a_stopped_process_is_continued_when_the_test_fails(engine: VllmProcess)
 
         with pytest.raises(AssertionError, match="it is stopped"):
             failing_test()
-        assert state(core) == "S"
+        assert state(core) in ("R", "S")
 
 
 def test_closing_ends_all_processes_whatever_state_they_are_in(engine: VllmProcess) -> None:
