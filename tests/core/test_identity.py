@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from enginewatch.core.events import Scraped, ScrapeFailed
 from enginewatch.core.identity import Change, IdentityTracker
+from enginewatch.core.settings import Settings
+from enginewatch.core.verdict import Watch
+from enginewatch.engines import PROFILES
 
 
 def page(
@@ -139,3 +143,12 @@ def test_unless_there_is_a_sign_of_a_replacement() -> None:
             tracker.refused()
         assert page(tracker, 1000.0, fell=sign == "fell") is Change.REPLACED
         assert restarts(tracker) == 1
+
+
+def test_an_answer_that_is_no_page_makes_up_no_identity() -> None:
+    watch = Watch(Settings(), profile=PROFILES["vllm"], now=0.0)
+    watch.handle(ScrapeFailed(0.0, "http_404"), 0.1)
+    assert watch.identity is None
+    watch.handle(Scraped(5.0, {"process_start_time_seconds": 7.0}), 5.1)
+    assert watch.identity is not None
+    assert (watch.identity.engine_id, watch.identity.restarts) == ("pst-7.00", 0)

@@ -307,9 +307,9 @@ class Watch:
         self._reach.answered()
         self._desk.outage_due = False
         known = self._identity.identity
-        if news is None and known is not None and known.source != "observed":
-            # Not a page: it cannot say which process it is, so the published identity stands.
-            if gone:
+        if news is None and (known is None or known.source != "observed"):
+            # Not a page: it cannot say which process it is, so the published identity stands, and none is made up.
+            if gone or self._process_since == _NEVER:
                 self._replaced(page, t, begun, counted=False)
             return
         change = self._identity.page(

@@ -65,6 +65,10 @@ def counting(counts: HttpCounts) -> Any:
             response = await handler(request)
         except web.HTTPException as error:
             response = error
+        except ConnectionResetError:
+            # The client left while the answer was being written; aiohttp would print a traceback.
+            counts.http_left(route, request.method)
+            return web.Response(status=499)
         except BaseException:
             counts.http_left(route, request.method)
             raise
