@@ -10,6 +10,9 @@ import msgspec
 from enginewatch.client.exchange import Line, Question
 
 MODELS_PATH = "/v1/models"
+MAX_PARTS = 20_000
+"""Most items in a JSON answer, of all levels together; a list of five hundred adapters has as many. A quarter of a MiB
+of empty objects would be five times as many, 6 MB in memory, and several answers are read side by side."""
 
 
 class NoModel(Exception):  # noqa: N818  what was found, and so it reads where it is caught
@@ -59,7 +62,9 @@ def served_model(payload: Any) -> str | None:
 
 
 def parse_json(body: bytes) -> Any:
-    """The JSON value in `body`, or None where it is none."""
+    """The JSON value in `body`, or None where it is none, or one of far too many parts."""
+    if sum(body.count(sign) for sign in (b",", b":", b"[", b"{")) > MAX_PARTS:
+        return None
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError):
