@@ -161,6 +161,20 @@ class LongHeaders(_Crowd):
         return True
 
 
+class Babblers(_Crowd):
+    """They send what is no HTTP."""
+
+    def greet(self, each: socket.socket) -> bool:
+        return self.step(each)
+
+    def step(self, each: socket.socket) -> bool:
+        try:
+            each.send(b"\x16\x03\x01 is no request\r\n\r\n" * 20)
+        except OSError:
+            return False
+        return True
+
+
 def readers(url: str, path: str, per_sec: float = math.inf) -> Callable[[threading.Event], None]:
     """Reads an answer so many times a second, each to its end."""
 

@@ -120,6 +120,10 @@ def inputs() -> list[Input]:
             "clients: 200 that send headers without end",
             beside=lambda watcher, _: clients.LongHeaders(watcher.port, 200),
         ),
+        Input(
+            "clients: 200 that send what is no HTTP",
+            beside=lambda watcher, _: clients.Babblers(watcher.port, 200),
+        ),
     ]
     return found
 
