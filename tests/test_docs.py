@@ -8,6 +8,7 @@ from pathlib import Path
 
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import CORE_STATES, ENGINE_STATES, EVERYDAY, WORST_FIRST
+from enginewatch.engines import KINDS
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -44,3 +45,8 @@ def test_every_hot_setting_stands_in_the_documentation_with_its_default() -> Non
             assert table[field.name] == str(field.default).lower()
         elif isinstance(field.default, int | float) and field.default:
             assert float(table[field.name]) == field.default
+
+
+def test_every_engine_kind_stands_in_the_documentation() -> None:
+    line = next(row for row in rows((DOCS / "configuration.md").read_text()) if row[0] == "`ENGINE_KIND`")
+    assert tuple(re.findall(r"`(\w+)`", line[2].partition(";")[0])) == KINDS

@@ -30,7 +30,12 @@ Is this engine hung, and is it still the process I was talking to?
 """
 
 Output = Literal["text", "json"]
-EngineKind = Literal["auto", "vllm", "sglang"]
+if TYPE_CHECKING:
+    EngineKind = str
+else:
+    from enginewatch.engines import KINDS
+
+    EngineKind = Literal[KINDS]
 WorkerRole = Literal["agg", "prefill", "decode"]
 
 

@@ -12,7 +12,7 @@ from enginewatch.core.verdict import Watch
 from enginewatch.engines import ALL_NAMES, PROFILES
 
 CANARY_OFF = Settings(warmup_sec=0, active_probe_enabled=False)
-NOT_A_PAGE = ["http_401", "http_403", "http_404", "http_405", "http_422", "malformed"]
+NOT_A_PAGE = ["http_401", "http_403", "http_404", "http_405", "http_422", "http_501", "malformed"]
 
 
 def without_legs(engine: ScriptedEngine) -> ScriptedEngine:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import re2
 
-from enginewatch.engines import ALL_NAMES, PROFILES, RECOGNITION_PATHS, UNKNOWN
+from enginewatch.engines import ALL_NAMES, KINDS, PROFILES, RECOGNITION_PATHS, UNKNOWN, recognise_answer
 from enginewatch.engines.profile import ROLES, Aim, Profile
 
 EVERY = [*PROFILES.values(), UNKNOWN]
@@ -17,6 +17,14 @@ def test_a_kind_is_the_key_it_is_found_under(profile: Profile) -> None:
     if profile is not UNKNOWN:
         assert PROFILES[profile.kind] is profile
     assert profile.title
+
+
+def test_an_engine_can_be_named_and_is_known_by_what_its_list_of_models_says(profile: Profile) -> None:
+    if profile is not UNKNOWN:
+        assert profile.kind in KINDS
+        assert profile.owners
+    for owner in profile.owners:
+        assert recognise_answer("/v1/models", {"data": [{"id": "m", "owned_by": owner}]}) is profile
 
 
 def test_no_two_legs_share_a_public_name(profile: Profile) -> None:

@@ -208,7 +208,7 @@ def test_a_key_that_cannot_be_sent_is_told_at_the_start_and_an_engine_that_wants
         {"ENGINE_API_KEY_FILE": "/nonexistent", "ENGINE_CA_FILE": "/dev/null"},
         {"ENGINE_URL": "https://127.0.0.1:1"},
         {"ENGINE_URL": "http://no-such-name.invalid:8000"},
-        {"ENGINE_KIND": "trtllm", "IDENTITY_KV_BOOTSTRAP_URL": "http://127.0.0.1:8998"},
+        {"ENGINE_KIND": "vllm", "IDENTITY_KV_BOOTSTRAP_URL": "http://127.0.0.1:8998"},
         {"SSLKEYLOGFILE": "/nonexistent/keys"},
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from enginewatch.client.diagnosis import Diagnosis, Finding, FoundCanary, FoundCore
 from enginewatch.core.events import Outcome
 from enginewatch.core.settings import Settings
+from enginewatch.engines import PROFILES
 from enginewatch.engines.profile import Grain, LegKind, Profile
 
 SLOW_PAGE_SEC = 1.0
@@ -76,7 +77,7 @@ def _failed_page(found: Diagnosis, profile: Profile, settings: Settings) -> Find
         case "http_401" | "http_403":
             fix = "Correct the key in ENGINE_API_KEY_FILE." if "not accepted" in page.detail else _KEY_FIX
             return Finding("warning", what, alone + fix[:1].lower() + fix[1:])
-        case "http_404" | "http_405" | "http_422":
+        case "http_404" | "http_405" | "http_422" | "http_501":
             return Finding("warning", what, f"{profile.how_to_get_metrics} Is it elsewhere, set METRICS_PATH.")
         case "malformed":
             return Finding("warning", what, alone + _page_elsewhere(page.detail))
@@ -107,7 +108,8 @@ def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[
             f"Set ENGINE_KIND={found.page_of}, or leave it out.",
         )
     elif found.engine_from == "nothing":
-        yield Finding("warning", "Nothing tells which engine this is.", "Set ENGINE_KIND to vllm or sglang.")
+        known = ", ".join(PROFILES)
+        yield Finding("warning", "Nothing tells which engine this is.", f"Set ENGINE_KIND, if it is one of {known}.")
     elif found.engine == "unknown":
         yield Finding("warning", "This is an engine that enginewatch has no profile for.", profile.how_to_get_metrics)
     else:
@@ -258,12 +260,9 @@ def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
             )
         case "clear":
             yield Finding("ok", "The engine says that it is neither paused nor asleep.")
-        case "absent" if found.engine == "vllm":
+        case "absent" if profile.how_to_tell_a_pause:
             yield Finding(
-                "ok",
-                "No pause endpoints: a pause could not be told from a hang.",
-                "Where engines are paused (RL), start vLLM with VLLM_SERVER_DEV_MODE=1 on an address that only the "
-                "sidecar reaches, or use mode: shadow.",
+                "ok", "No pause endpoints: a pause could not be told from a hang.", profile.how_to_tell_a_pause
             )
         case "absent" if profile.flag_endpoints and found.version is None:
             yield Finding(

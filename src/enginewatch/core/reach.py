@@ -24,8 +24,12 @@ Phase = Literal["startup", "restarting", "running"]
 
 
 def is_an_answer(failure: str) -> bool:
-    """Whether a failed scrape means `no-legs`: the engine answered, but not with a page."""
-    return failure == "malformed" or (failure.startswith("http_") and not failure.startswith("http_5"))
+    """Whether a failed scrape means `no-legs`: the engine answered, but not with a page.
+
+    501 is such an answer, unlike the other 5xx: it says that this server has no such page (llama.cpp without
+    --metrics), not that it failed.
+    """
+    return failure in ("malformed", "http_501") or (failure.startswith("http_") and not failure.startswith("http_5"))
 
 
 class Reach:

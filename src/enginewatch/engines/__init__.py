@@ -10,6 +10,9 @@ from enginewatch.engines.profile import Profile
 PROFILES: dict[str, Profile] = {profile.kind: profile for profile in (vllm.PROFILE, sglang.PROFILE)}
 """Kind -> profile, in the order in which they are tried."""
 
+KINDS: tuple[str, ...] = ("auto", *PROFILES)
+"""What ENGINE_KIND may be; `auto` recognises the engine."""
+
 UNKNOWN: Profile = unknown.PROFILE
 """For an engine that none of the profiles fits."""
 
@@ -71,12 +74,12 @@ def recognise_answer(path: str, payload: object) -> Profile | None:
 
 
 def _by_owner(models: object) -> Profile | None:
-    """By `owned_by`, a constant of the engine: `vllm` (0.11 to 0.32 read), `sglang` (0.4.8 to 0.5.23 read)."""
+    """By `owned_by`, a constant of the engine (`Profile.owners`)."""
     if not isinstance(models, list):
         return None
     owners = [model.get("owned_by") for model in models if isinstance(model, Mapping)]
     named = {owner for owner in owners if isinstance(owner, str) and owner}
-    for kind, profile in PROFILES.items():
-        if kind in named:
+    for profile in PROFILES.values():
+        if not named.isdisjoint(profile.owners):
             return profile
     return UNKNOWN if named else None

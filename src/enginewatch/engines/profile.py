@@ -185,6 +185,8 @@ class Profile:
     canaries: Mapping[Role, CanaryRequest]
     rank_titles: tuple[str, ...]
     """Beginnings of the process titles of the engine's ranks (what a drill may stop)."""
+    owners: tuple[str, ...] = ()
+    """What `owned_by` says in the engine's /v1/models: how it is recognised where its page does not tell."""
     deferred: Metric | None = None
     """Part of `waiting` that waits for a remote partner; not this engine's work in roles prefill and decode."""
     queues: tuple[Queue, ...] = ()
@@ -207,6 +209,8 @@ class Profile:
     """
     how_to_get_metrics: str = ""
     """One sentence for `doctor`: what to change when the page has no legs."""
+    how_to_tell_a_pause: str = ""
+    """One sentence for `doctor`: what to change when the engine has none of its pause endpoints."""
 
     def flags_for(self, version: str | None) -> tuple[FlagEndpoint, ...]:
         """The flag endpoints whose answers can be trusted on this engine version (None: not known)."""

@@ -129,6 +129,8 @@ PROFILE = Profile(
     # sglang::scheduler, sglang::scheduler_TP0, sglang::scheduler_DP0_TP0... The detokenizer and the data-parallel
     # controller are no ranks.
     rank_titles=("sglang::scheduler",),
+    # In the source of 0.4.8 to 0.5.23.
+    owners=("sglang",),
     # Nothing else tells the version. Both go through the scheduler: a hung one does not answer. The second is the old
     # name of the first.
     version_paths=(("/server_info", "version"), ("/get_server_info", "version")),

@@ -27,5 +27,6 @@ PROFILE = Profile(
     canaries={"agg": _CANARY, "prefill": _CANARY, "decode": _CANARY},
     rank_titles=(),
     start_time=Metric(("process_start_time_seconds",), prefixed=False),
-    how_to_get_metrics="enginewatch has no profile for this engine; name it with ENGINE_KIND if it is vLLM or SGLang.",
+    how_to_get_metrics="enginewatch has no profile for this engine; where it is a known one in disguise, name it with "
+    "ENGINE_KIND.",
 )

@@ -129,6 +129,10 @@ PROFILE = Profile(
     canaries={"agg": _CANARY, "prefill": _CANARY, "decode": _CANARY},
     # VLLM::EngineCore, VLLM::EngineCore_DP0, VLLM::Worker, VLLM::Worker_TP0... VLLM::APIServer_0 is no rank.
     rank_titles=("VLLM::EngineCore", "VLLM::Worker"),
+    # In the source of 0.11 to 0.32.
+    owners=("vllm",),
     version_paths=(("/version", "version"),),
     how_to_get_metrics="Start vLLM without --disable-log-stats: with it the page has no vllm: series at all.",
+    how_to_tell_a_pause="Where engines are paused (RL), start vLLM with VLLM_SERVER_DEV_MODE=1 on an address that only "
+    "the sidecar reaches, or use mode: shadow.",
 )

@@ -213,8 +213,6 @@ async def _keep_settings(keeper: SettingsKeeper, board: Board) -> None:
 
 
 def _say_hello(options: Options, sock: socket.socket, journal: Journal) -> None:
-    from enginewatch.engines import PROFILES
-
     journal.write(
         "info",
         "the sidecar answers",
@@ -231,12 +229,6 @@ def _say_hello(options: Options, sock: socket.socket, journal: Journal) -> None:
             key=problem.key,
             file=problem.where,
             reason=problem.reason,
-        )
-    if options.engine_kind not in ("auto", *PROFILES):
-        journal.write(
-            "warning",
-            "this version has no profile for that engine: it is recognised from its page, or judged by canaries alone",
-            engine_kind=options.engine_kind,
         )
     if options.identity_kv_bootstrap_url:
         journal.write("warning", "IDENTITY_KV_BOOTSTRAP_URL is not read by this version")

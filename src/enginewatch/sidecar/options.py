@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from enginewatch.engines import KINDS
 from enginewatch.engines.profile import ROLES, Role
 from enginewatch.sidecar.config import ENVIRONMENT, Problem
 from enginewatch.sidecar.lean import load_http_client
 
-KINDS = ("auto", "vllm", "sglang", "trtllm")
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
 DEFAULT_LISTEN = ":9090"
 DEFAULT_CONFIG_FILE = "/etc/hang-watcher/config.json"
