@@ -141,8 +141,8 @@ async def test_a_stopped_server_is_a_timeout_although_the_kernel_takes_the_conne
 async def test_a_name_that_does_not_resolve_never_reads_as_a_process_that_is_gone() -> None:
     result = await scrape("http://engine.invalid:8000")
     assert isinstance(result, ScrapeFailure)
-    assert result.failure == "malformed"
-    assert "engine.invalid" in result.detail
+    assert result.failure == "unasked"
+    assert result.detail.startswith("cannot resolve engine.invalid: correct")
 
 
 async def test_a_name_server_without_an_answer_says_nothing_about_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +153,8 @@ async def test_a_name_server_without_an_answer_says_nothing_about_the_engine(mon
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
     result = await scrape("http://engine.example:8000", timeout_sec=0.1)
     assert isinstance(result, ScrapeFailure)
-    assert result.failure == "malformed"
-    assert "not resolved in time" in result.detail
+    assert result.failure == "unasked"
+    assert result.detail.startswith("cannot resolve engine.example in time")
 
 
 async def test_a_watcher_out_of_file_descriptors_does_not_blame_the_engine(
@@ -168,8 +168,9 @@ async def test_a_watcher_out_of_file_descriptors_does_not_blame_the_engine(
     monkeypatch.setattr("enginewatch.client.exchange.socket.socket", exhausted)
     result = await scrape(url)
     assert isinstance(result, ScrapeFailure)
-    assert result.failure == "malformed"
+    assert result.failure == "unasked"
     assert "the watcher cannot open a connection" in result.detail
+    assert "limit of open files" in result.detail
 
 
 async def test_one_deadline_holds_for_the_whole_body(serve: Serve) -> None:

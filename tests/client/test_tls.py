@@ -93,9 +93,11 @@ async def test_a_certificate_nobody_vouches_for_is_a_matter_of_configuration(
         client = EngineClient(target)
         result = await scrape(client)
         assert isinstance(result, ScrapeFailure)
-        assert result.failure == "malformed"
+        assert result.failure == "unasked"
         assert "certificate is not trusted" in result.detail
-        assert (await client.canary(PROBE, deadline_sec=5)).outcome is Outcome.MISCONFIGURED
+        own = target.ca_file is not None
+        assert result.detail.endswith("ENGINE_CA_FILE do not vouch for it" if own else "set ENGINE_CA_FILE")
+        assert (await client.canary(PROBE, deadline_sec=5)).outcome is Outcome.UNASKED
 
 
 async def test_a_certificate_for_another_name_is_not_accepted(
@@ -104,7 +106,7 @@ async def test_a_certificate_for_another_name_is_not_accepted(
     url = (await serve_tls(certificates[0])).replace("127.0.0.1", "localhost")
     result = await scrape(EngineClient(Target.parse(url, ca_file=str(certificates[0].cert))))
     assert isinstance(result, ScrapeFailure)
-    assert result.failure == "malformed"
+    assert result.failure == "unasked"
 
 
 async def test_a_rotated_ca_file_is_used_with_the_next_question(
@@ -141,8 +143,9 @@ async def test_a_ca_file_that_never_was_good_is_told_and_replaced_by_nothing(
         ca_file.write_bytes(content)
     result = await scrape(EngineClient(Target.parse(await serve_tls(certificates[0]), ca_file=str(ca_file))))
     assert isinstance(result, ScrapeFailure)
-    assert result.failure == "malformed"
+    assert result.failure == "unasked"
     assert str(ca_file) in result.detail
+    assert result.detail.endswith("correct ENGINE_CA_FILE")
 
 
 async def test_the_context_is_made_anew_only_when_the_file_changes(
@@ -179,7 +182,8 @@ async def test_an_engine_that_does_not_speak_tls_is_a_matter_of_configuration(se
     url = (await serve(talks_first)).replace("http:", "https:")
     result = await scrape(EngineClient(Target.parse(url)))
     assert isinstance(result, ScrapeFailure)
-    assert result.failure == "malformed"
+    assert result.failure == "unasked"
+    assert "http:// in ENGINE_URL" in result.detail
 
 
 async def test_plain_http_to_a_tls_engine_is_no_refusal(

@@ -430,7 +430,8 @@ def test_nothing_of_such_an_answer_is_kept() -> None:
         (Ending.DEADLINE, Outcome.TIMEOUT, Outcome.FROZEN),
         (Ending.REFUSED, Outcome.REFUSED, Outcome.FROZEN),
         (Ending.BROKEN, Outcome.REFUSED, Outcome.FROZEN),
-        (Ending.UNASKED, Outcome.MISCONFIGURED, Outcome.MISCONFIGURED),
+        (Ending.UNASKED, Outcome.UNASKED, Outcome.UNASKED),
+        (Ending.UNSENDABLE, Outcome.MISCONFIGURED, Outcome.MISCONFIGURED),
         (Ending.NOT_HTTP, Outcome.MISCONFIGURED, Outcome.MISCONFIGURED),
     ],
 )

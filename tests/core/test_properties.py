@@ -202,7 +202,7 @@ def test_no_hang_verdict_without_the_evidence_the_rule_demands(how: Settings, li
 OUTAGES = ("timeout", "reset", "truncated", "http_500", "http_503", "refused")
 DISTURBANCES = (
     *OUTAGES,
-    *("malformed", "http_404", "paused", "hidden", "every other page hidden"),
+    *("malformed", "http_404", "unasked", "paused", "hidden", "every other page hidden"),
     *("gap", "reset counters", "replaced", "replaced after refusal", "log line"),
 )
 
@@ -226,7 +226,7 @@ def disturb(shell: VirtualShell, one: Disturbance, *, longest: float) -> None:
     leg = "vllm:generation_tokens_total"
 
     def begin(engine: ScriptedEngine) -> None:
-        if kind in (*OUTAGES, "malformed", "http_404"):
+        if kind in (*OUTAGES, "malformed", "http_404", "unasked"):
             engine.failure = kind
         elif kind == "paused":
             engine.flags = Flags.PAUSED
@@ -415,7 +415,19 @@ series = st.sampled_from(
 )
 values = st.one_of(st.integers(0, 5).map(float), st.sampled_from([-1.0, 1e300, 0.5]))
 failures = st.sampled_from(
-    ["refused", "timeout", "reset", "truncated", "malformed", "http_404", "http_401", "http_500", "http_503", "odd"]
+    [
+        "refused",
+        "timeout",
+        "reset",
+        "truncated",
+        "malformed",
+        "http_404",
+        "http_401",
+        "http_500",
+        "http_503",
+        "unasked",
+        "odd",
+    ]
 )
 moments = st.floats(-50, 5).map(lambda back: round(back, 3))
 happenings = st.one_of(

@@ -82,6 +82,21 @@ def test_a_hang_that_is_not_acted_on_is_logged_as_a_warning() -> None:
     assert next(log for log in shell.logs if log.fields.get("to") == "warmup-stall-hang").level == "warning"
 
 
+@pytest.mark.parametrize(
+    ("state", "level"),
+    [
+        ("misconfigured", "warning"),
+        ("no-legs", "warning"),
+        ("observer-gap", "warning"),
+        ("replaced", "info"),
+        ("paused", "info"),
+        ("restarting", "info"),
+    ],
+)
+def test_states_in_which_an_operator_has_something_to_correct_are_warnings(state: str, level: str) -> None:
+    assert {log.level for log in SCENES[state]().logs if log.fields.get("to") == state} == {level}
+
+
 def test_changes_among_everyday_states_are_not_logged() -> None:
     engine = ScriptedEngine()
     for second in range(20, 600, 40):

@@ -22,6 +22,7 @@ MODEL_PLACE = "{model}"
 
 _ENDINGS = {
     Fault.SETUP: Ending.UNASKED,
+    Fault.UNSENDABLE: Ending.UNSENDABLE,
     Fault.REFUSED: Ending.REFUSED,
     Fault.TIMEOUT: Ending.DEADLINE,
     Fault.RESET: Ending.BROKEN,
@@ -103,7 +104,7 @@ async def _put(line: Line, question: Question, answer: AnswerFormat, *, until: f
 def _judge_trouble(trouble: Trouble, judge: AnswerJudge | None) -> tuple[Outcome, str]:
     outcome, detail = unfinished(_ENDINGS[trouble.fault], judge)
     # Here it is known more exactly what is wrong with a question that was not put or an answer that is none.
-    better = trouble.fault in (Fault.SETUP, Fault.GARBLED) and (judge is None or judge.successful)
+    better = trouble.fault in (Fault.SETUP, Fault.UNSENDABLE, Fault.GARBLED) and (judge is None or judge.successful)
     return outcome, trouble.detail if better else detail
 
 

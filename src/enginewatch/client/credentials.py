@@ -41,6 +41,11 @@ class Trust:
         self._digest = b""
         self._context: ssl.SSLContext | None = None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a CA file's, not the system's."""
+        return self._ca_file is not None
+
     def current(self) -> ssl.SSLContext | bool:
         """What aiohttp takes as `ssl`; True means the system's certificates.
 

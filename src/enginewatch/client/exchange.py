@@ -13,7 +13,8 @@ Rules:
 
 Faults are told apart by what they mean for a verdict. `REFUSED` means that nobody listens, and only that. A name that
 does not resolve, a certificate that is not trusted or a watcher out of file descriptors is `SETUP`: no engine was
-asked, so nothing is known about one, and restarting it would not help.
+asked, so nothing is known about one, and restarting it would not help. A request that can never be sent, to any engine,
+is `UNSENDABLE`: an operator's path, method or key is at fault.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ _CLOSE_IN_ORDER = struct.pack("ii", 0, 0)
 
 Feed = Callable[[bytes], None]
 
+_NO_PATH = "the path cannot be part of a URL"
+_NAME_FIX = "correct the host in ENGINE_URL, or the name service"
+
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENETDOWN}
 
 
@@ -60,6 +64,8 @@ class Fault(StrEnum):
 
     SETUP = "setup"
     """The question could not be put: name, certificate, address or the watcher's own resources."""
+    UNSENDABLE = "unsendable"
+    """The question itself is no HTTP request; whom it is for makes no difference."""
     REFUSED = "refused"
     """Nobody listens."""
     TIMEOUT = "timeout"
@@ -166,9 +172,10 @@ class Line:
         try:
             url = URL(self.url + question.path)
             trust = self._trust.current() if self._trust else True
-        except (ValueError, Unusable) as problem:
-            text = str(problem) if isinstance(problem, Unusable) else "the path cannot be part of a URL"
-            raise Trouble(Fault.SETUP, text) from None
+        except Unusable as problem:
+            raise Trouble(Fault.SETUP, f"{problem}: correct ENGINE_CA_FILE") from None
+        except ValueError:
+            raise Trouble(Fault.UNSENDABLE, _NO_PATH) from None
         if question.with_key and self._api_key_file is not None:
             try:
                 headers["Authorization"] = f"Bearer {read_key(self._api_key_file)}"
@@ -221,7 +228,7 @@ class Line:
             elif sockets or _is_address(url.host):
                 trouble = Trouble(Fault.TIMEOUT, _silence(sockets, head), head)
             else:
-                trouble = Trouble(Fault.SETUP, f"the name {url.host} was not resolved in time")
+                trouble = Trouble(Fault.SETUP, f"cannot resolve {url.host} in time: {_NAME_FIX}")
         except _Broken as broken:
             trouble = Trouble(Fault.RESET, broken.detail)
         except _Garbled as garbled:
@@ -229,9 +236,11 @@ class Line:
         except TooMuch as excess:
             trouble = Trouble(Fault.GARBLED, str(excess), head)
         except (aiohttp.ClientError, OSError) as problem:
-            trouble = _trouble_of(problem, head, url.host)
+            trouble = _trouble_of(problem, head, url.host, has_ca_file=self._trust is not None and self._trust.is_own)
         except _Unsendable:
-            trouble = Trouble(Fault.SETUP, "the request cannot be sent: its method, path or a header is not valid HTTP")
+            trouble = Trouble(
+                Fault.UNSENDABLE, "the request cannot be sent: its method, path or a header is not valid HTTP"
+            )
         finally:
             self._under_way[:] = [others for others in self._under_way if others is not sockets]
             if not whole:
@@ -417,23 +426,31 @@ def _inflater() -> zlib._Decompress:
     return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip or zlib, by its first bytes
 
 
-def _trouble_of(problem: aiohttp.ClientError | OSError, head: Head | None, host: str | None) -> Trouble:
+def _trouble_of(
+    problem: aiohttp.ClientError | OSError, head: Head | None, host: str | None, *, has_ca_file: bool
+) -> Trouble:
     if head is not None:
         return Trouble(Fault.TRUNCATED, "the answer ended before its end", head)
     if isinstance(problem, aiohttp.ClientConnectorDNSError):
-        return Trouble(Fault.SETUP, f"the name {host} does not resolve")
+        return Trouble(Fault.SETUP, f"cannot resolve {host}: {_NAME_FIX}")
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
-        return Trouble(Fault.SETUP, f"the certificate is not trusted: {_verify_message(problem.certificate_error)}")
+        fix = "the certificates in ENGINE_CA_FILE do not vouch for it" if has_ca_file else "set ENGINE_CA_FILE"
+        why = _verify_message(problem.certificate_error)
+        return Trouble(Fault.SETUP, f"the certificate is not trusted ({why}): {fix}")
     if isinstance(problem, aiohttp.ClientConnectorSSLError):
         if isinstance(problem.os_error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return Trouble(Fault.RESET, "the connection was closed during the TLS handshake")
-        return Trouble(Fault.SETUP, "no TLS connection: the other side does not speak TLS, or none that is accepted")
+        return Trouble(
+            Fault.SETUP,
+            "no TLS connection, the other side does not speak TLS or none that is accepted: "
+            "write http:// in ENGINE_URL if it is plain HTTP",
+        )
     if isinstance(problem, aiohttp.ClientConnectorError):
         return _connect_trouble(problem.os_error)
     if isinstance(problem, aiohttp.ClientResponseError):
         return Trouble(Fault.GARBLED, "the answer is not HTTP")
     if isinstance(problem, aiohttp.InvalidURL):
-        return Trouble(Fault.SETUP, "the path cannot be part of a URL")
+        return Trouble(Fault.UNSENDABLE, _NO_PATH)
     return Trouble(Fault.RESET, "the connection broke before an answer")
 
 
@@ -448,7 +465,8 @@ def _connect_trouble(problem: OSError) -> Trouble:
     why = os.strerror(problem.errno) if problem.errno else "unknown error"
     if problem.errno in _UNREACHABLE:
         return Trouble(Fault.TIMEOUT, f"no way to the engine: {why}")
-    return Trouble(Fault.SETUP, f"the watcher cannot open a connection: {why}")
+    fix = ": raise the watcher's limit of open files" if problem.errno in (errno.EMFILE, errno.ENFILE) else ""
+    return Trouble(Fault.SETUP, f"the watcher cannot open a connection ({why}){fix}")
 
 
 def _verify_message(problem: Exception) -> str:

@@ -29,7 +29,9 @@ def _page(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Fi
         yield Finding("warning", f"No API key is sent: {found.key_problem}.", "Make the file readable, or mount it.")
     if not page.asked:
         yield Finding(
-            "unknown", f"The engine could not be asked: {page.detail}.", "Correct the address, the CA file or the name."
+            "unknown",
+            f"The engine could not be asked: {page.detail}.",
+            "Until then nothing is known of it.",
         )
     elif page.failure is not None:
         yield _failed_page(found, profile, settings)
@@ -232,6 +234,8 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
             )
         case Outcome.SATURATED:
             return Finding("warning", f"{name} was turned away: {canary.detail}.", "The queue is full: no hang.")
+        case Outcome.UNASKED:
+            return Finding("unknown", f"{name} could not be sent: {canary.detail}.", "Then look again.")
         case Outcome.MISCONFIGURED:
             return Finding("warning", f"{name} does not fit: {canary.detail}.", _fix_of_a_misfit(canary.detail))
 

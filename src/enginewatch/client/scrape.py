@@ -15,15 +15,17 @@ from enginewatch.core.exposition import NotMetrics, PageReader, SeriesCache
 _HEADERS = {"Accept": "text/plain;version=0.0.4, */*;q=0.1"}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _WORDS = {
-    Fault.SETUP: "malformed",
+    Fault.SETUP: "unasked",
+    Fault.UNSENDABLE: "malformed",
     Fault.REFUSED: "refused",
     Fault.TIMEOUT: "timeout",
     Fault.RESET: "reset",
     Fault.TRUNCATED: "truncated",
     Fault.GARBLED: "malformed",
 }
-"""`malformed` never adds up to a hang by itself. So a name that does not resolve, a certificate that is not trusted or
-a watcher out of file descriptors is that: it says nothing about the engine, and must not restart one."""
+"""`unasked` is a name that does not resolve, a certificate that is not trusted, a watcher out of file descriptors: it
+says nothing about the engine and must not restart one. A METRICS_PATH that no URL can hold is like one where there is
+no page: the canary, which has its own path, can still tell."""
 
 
 @dataclass(frozen=True, slots=True)

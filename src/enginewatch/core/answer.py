@@ -79,6 +79,8 @@ class Ending(StrEnum):
     """The connection broke."""
     UNASKED = "unasked"
     """The request could not be put: a name, a certificate or the watcher's own resources. No engine was asked."""
+    UNSENDABLE = "unsendable"
+    """The request can be sent to nobody: its path or method is not valid HTTP."""
     NOT_HTTP = "not-http"
     """What came back is not HTTP."""
 
@@ -150,7 +152,9 @@ def unfinished(ending: Ending, judge: AnswerJudge | None) -> Finding:
         return judge.finish()
     match ending:
         case Ending.UNASKED:
-            return Outcome.MISCONFIGURED, "the request could not be put"
+            return Outcome.UNASKED, "the request could not be put"
+        case Ending.UNSENDABLE:
+            return Outcome.MISCONFIGURED, "the request cannot be sent"
         case Ending.NOT_HTTP:
             return Outcome.MISCONFIGURED, "what answers does not speak HTTP"
         case Ending.DEADLINE if judge is None:

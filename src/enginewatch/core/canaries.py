@@ -52,6 +52,7 @@ class CanaryDesk:
         self.armed = False
         self.outage_due = False
         self.blind_due = False
+        self._put_off = False
         self.starved = False
         """The last deadline was noticed late; said once until one is noticed in time."""
 
@@ -72,6 +73,15 @@ class CanaryDesk:
         self.blind_due = self.blind_due or done.purpose == "blind"
         if core is not None and done.purpose == "core":
             core.canary_due = True
+
+    def put_off(self) -> None:
+        """The canary could not be sent. Not again at once, it would fail as fast: the next stalled poll sends one."""
+        self._put_off = True
+
+    def begin_poll(self) -> None:
+        """A poll begins: an arming canary that could not be sent is due again."""
+        self.arming_due = self.arming_due or (self._put_off and not self.armed)
+        self._put_off = False
 
     def finish(self, token: int) -> InFlight | None:
         """The canary with this token ended. None when it is not the one under way: it was abandoned."""

@@ -31,6 +31,8 @@ class Outcome(StrEnum):
     """429, or a 503 that says the queue is full."""
     MISCONFIGURED = "misconfigured"
     """Any redirect, any 4xx but 429, a body that is not the engine's."""
+    UNASKED = "unasked"
+    """The watcher could not ask (name, certificate, its own resources): as if no canary had been sent."""
 
 
 FAILURES = frozenset({Outcome.TIMEOUT, Outcome.FROZEN, Outcome.REFUSED})
@@ -70,8 +72,9 @@ class Scraped:
 class ScrapeFailed:
     """A scrape that gave no metrics page.
 
-    `failure` is one of `refused`, `timeout`, `reset`, `truncated`, `malformed` (an answer that is not metrics) and
-    `http_NNN` (the engine answered with that status). `detail` is a short phrase for people, never engine text.
+    `failure` is one of `refused`, `timeout`, `reset`, `truncated`, `malformed` (an answer that is not metrics),
+    `http_NNN` (the engine answered with that status) and `unasked` (the watcher could not ask: a name, a certificate,
+    its own resources). `detail` is a short phrase for people, never engine text; for `unasked` it says what to change.
     """
 
     started_at: float

@@ -76,6 +76,8 @@ class Facts:
     outage_failures: int
     blind_since: float | None
     blind_failures: int
+    unasked_since: float | None
+    unasked_why: str
     log_channel: bool
     log_problem: str | None
     log_hit_at: float | None
@@ -135,6 +137,8 @@ def _witnesses(facts: Facts) -> Iterator[Witness]:
 
 
 def _reachability(facts: Facts) -> Witness:
+    if facts.unasked_since is not None:
+        return Witness("reachability", "cannot ask", _ago(facts, facts.unasked_since), facts.unasked_why)
     if facts.loading_since is not None:
         return Witness("reachability", "loading", _ago(facts, facts.loading_since), "no page since then")
     if facts.failing_since is not None:
@@ -210,6 +214,12 @@ _IN_VAIN: Final = ("no answer", "the pause endpoints were asked in vain")
 
 def _would_flip(facts: Facts) -> Iterator[str]:
     settings, verdict = facts.settings, facts.verdict
+    if facts.unasked_since is not None:
+        yield "nothing is judged until the watcher can ask the engine again"
+        if verdict.hung:
+            left = settings.stale_after_sec - (facts.t - facts.unasked_since)
+            yield f"the hang is reported for another {max(0.0, left):.0f} s: a watcher that cannot see must not kill"
+        return
     if facts.finding_state in HUNG:
         if facts.loading_since is not None:
             yield "a page from /metrics ends it"

@@ -4,6 +4,8 @@ Rules:
     - Until the first answer the engine is loading, whatever fails. A refused connection after that means that its
       process is gone and the kubelet knows: it is loading again, and an earlier hang is cleared. Without this an engine
       that crashed and reloads would be killed for ever.
+    - A scrape that the watcher could not put (`unasked`) says nothing: it begins, continues and ends no outage, and its
+      time counts neither towards one nor towards loading.
     - Any other failed scrape is an outage. It is a hang when it lasts and canaries fail as well; canaries begun during
       it count for nothing else. An earlier hang stands until a page or a complete canary ends it.
 """
@@ -32,6 +34,11 @@ def is_an_answer(failure: str) -> bool:
     return failure in ("malformed", "http_501") or (failure.startswith("http_") and not failure.startswith("http_5"))
 
 
+def is_unasked(failure: str) -> bool:
+    """Whether the watcher could not ask, so that nothing is known of the engine."""
+    return failure == "unasked"
+
+
 class Reach:
     """Follows whether the engine can be reached; times are on the judgement's clock."""
 
@@ -47,11 +54,30 @@ class Reach:
         self._last: Outcome | None = None
         self._is_patient = False
         self._held: Finding | None = None
+        self.unasked_since: float | None = None
+        """Since when the watcher cannot ask; None while it can."""
+        self.unasked_why = ""
 
     @property
     def down(self) -> bool:
-        """Whether the last scrape found no answer."""
-        return self.phase != "running" or self.failing_since is not None
+        """Whether the last scrape found no answer, or could not be put."""
+        return self.phase != "running" or self.failing_since is not None or self.unasked_since is not None
+
+    def unasked(self, begun: float, why: str) -> None:
+        """A poll's scrape could not be put."""
+        self.unasked_why = why
+        if self.unasked_since is None:
+            self.unasked_since = begun
+
+    def asked(self, begun: float) -> None:
+        """A poll's scrape, begun then, was put: what passed while none could be counts for nothing."""
+        if self.unasked_since is None:
+            return
+        missed = max(0.0, begun - self.unasked_since)
+        self.unasked_since = None
+        self.phase_since += missed
+        if self.failing_since is not None:
+            self.failing_since += missed
 
     def answered(self) -> None:
         """The engine answered a scrape: whatever failed before is over."""
@@ -91,6 +117,8 @@ class Reach:
             self.failing_since = t
         if self.phase != "running":
             self.phase_since = t
+        if self.unasked_since is not None:
+            self.unasked_since = t
         self._begin_afresh()
 
     def _begin_afresh(self) -> None:
@@ -112,7 +140,7 @@ class Reach:
         return None
 
     def _loading(self, t: float, settings: Settings) -> Finding:
-        loading = t - self.phase_since
+        loading = (t if self.unasked_since is None else self.unasked_since) - self.phase_since
         what = "no page from the engine yet" if self.phase == "startup" else "nobody listens any more"
         budget = settings.startup_budget_sec
         if loading > budget:

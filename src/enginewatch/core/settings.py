@@ -42,6 +42,11 @@ class Settings:
         """How long /metrics may fail before `unreach-hang`."""
         return self.unreach_sec or 2 * self.stall_sec
 
+    @property
+    def stale_after_sec(self) -> float:
+        """How long a watcher that sees nothing may go on reporting a hang: one that cannot see must not kill."""
+        return 3 * (self.poll_interval_sec + self.metrics_timeout_sec)
+
     def doubts(self, *, log_file: bool) -> list[str]:
         """Sentences about combinations that are legal but work badly, naming the numbers."""
         found = []

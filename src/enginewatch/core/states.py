@@ -30,7 +30,7 @@ ENGINE_STATES: Final = (
     State("restarting", False, "nobody listens any more: the process is gone and is being restarted"),
     State("unreach-hang", True, "/metrics has failed for too long, and canaries failed meanwhile"),
     State("unreach-grace", False, "the last scrape failed, not yet for that long"),
-    State("observer-gap", False, "the watcher itself did not run for a while; this poll only"),
+    State("observer-gap", False, "the watcher did not run for a while (this poll only), or cannot ask the engine"),
     State("replaced", False, "another process answers now; everything is learned anew; this poll only"),
     State("paused", False, "the engine says it is paused or asleep: no canary, no hang"),
     State("canary-hang", True, "no progress legs, and for stall_sec canaries failed in a row"),
@@ -78,6 +78,9 @@ HUNG: Final = frozenset(state.name for state in (*ENGINE_STATES, *CORE_STATES) i
 
 EVERYDAY: Final = frozenset({"baseline", "growing", "kv-growing", "freeze-grace", "idle", "stall-active-ok"})
 """Changes among these are neither logged nor counted as transitions."""
+
+WARNED_OF: Final = frozenset({"observer-gap", "no-legs", "misconfigured"})
+"""Not hung, and yet an operator has something to correct: logged as warnings."""
 
 SUPPRESSIONS: Final = ("warmup", "shadow")
 """Prefixes of a hang state that is shown and not acted on."""

@@ -50,11 +50,11 @@ from enginewatch.core.events import (
 )
 from enginewatch.core.identity import Change, Identity, IdentityTracker
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
-from enginewatch.core.reach import Reach, is_an_answer
+from enginewatch.core.reach import Reach, is_an_answer, is_unasked
 from enginewatch.core.request import canary_request
 from enginewatch.core.rest import Rest
 from enginewatch.core.settings import Settings
-from enginewatch.core.states import EVERYDAY, HUNG, RANK, Finding
+from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
 from enginewatch.engines.profile import CanaryRequest, FlagEndpoint, Profile, Role
 
@@ -130,6 +130,8 @@ class Watch:
         self._story_weight = 0
         self._adopted_bytes = 0
         self._finding = Finding("startup", "no page from the engine yet: it is loading")
+        self._standing = self._finding
+        """What holds by what was last seen, also while the watcher cannot ask."""
         self._verdict = Verdict("startup", False, False, self._finding.reason, None, now)
 
     # --- what the shell reads ---------------------------------------------------------------------------------------
@@ -230,6 +232,7 @@ class Watch:
         begun = min(self._clock.at(event.started_at), t)
         if not event.recheck:
             self._begin_poll(t)
+        self._reach.asked(begun)
         if begun < self._last_begun:
             # Overtaken by a recheck that began later: what that one saw is this poll's picture.
             if not event.recheck:
@@ -270,6 +273,13 @@ class Watch:
             return  # the next poll decides
         self._begin_poll(t)
         begun = self._clock.at(event.started_at)
+        if is_unasked(event.failure):
+            if self._reach.unasked_since is None and self._reach.phase != "running":
+                self._log("warning", f"the watcher cannot ask the engine: {event.detail}")  # the state does not change
+            self._reach.unasked(begun, event.detail)
+            self._desk.outage_due = False
+            return
+        self._reach.asked(begun)
         if is_an_answer(event.failure):
             self._answered(None, None, t, begun, now)
             self._rest.by_page = None
@@ -280,7 +290,7 @@ class Watch:
         self._desk.outage_due = event.failure != "refused"  # nobody listens: a canary could tell nothing more
         if event.failure == "refused":
             self._identity.refused()
-        if self._reach.failed(event.failure, begun, t, self._finding, resting=self._rest.state is not None):
+        if self._reach.failed(event.failure, begun, t, self._standing, resting=self._rest.state is not None):
             self._abandon()
             for core in self._ledger.cores.values():
                 core.hang = None
@@ -289,6 +299,7 @@ class Watch:
     def _begin_poll(self, t: float) -> None:
         self._polls += 1
         self._rest.poll(self._polls)
+        self._desk.begin_poll()
         self._follow_rest(t)
         in_flight = self._desk.in_flight
         if in_flight is not None and t > in_flight.lost_at:
@@ -366,8 +377,6 @@ class Watch:
             self._ledger.forget()
         if begins and self._request is None:
             self._log("error", f"nothing to judge by: {why}, and canaries are off; the engine is not watched")
-        elif begins:
-            self._log("warning", f"{why}: canaries alone decide")
         self._desk.blind_due = self._blind.since is not None
 
     def _end_blindness(self) -> None:
@@ -446,6 +455,9 @@ class Watch:
         if done is None:
             return
         outcome = event.outcome
+        if outcome is Outcome.UNASKED:
+            self._desk.put_off()
+            return
         core = self._core_of(done)
         if outcome is Outcome.OK:
             self._desk.armed = True
@@ -576,8 +588,9 @@ class Watch:
 
     def _judge(self, conditions: Conditions, now: float) -> None:
         t, settings = conditions.t, self.settings
-        finding = self._engine_wide(t) or self._worst_core(conditions)
-        before, self._finding = self._finding, finding
+        before = self._finding
+        self._standing = self._engine_wide(t) or self._worst_core(conditions)
+        self._finding = finding = self._unless_unasked(self._standing, before, t)
         hung = finding.state in HUNG
         state, acting, reason = finding.state, hung, finding.reason
         warmup_left = settings.warmup_sec - (t - self._process_since)
@@ -596,7 +609,8 @@ class Watch:
         if state == old.state:
             return
         if not (state in EVERYDAY and old.state in EVERYDAY):
-            level: Literal["info", "warning", "error"] = "error" if acting else "warning" if hung else "info"
+            worth_a_look = hung or state in WARNED_OF
+            level: Literal["info", "warning", "error"] = "error" if acting else "warning" if worth_a_look else "info"
             fields = {"from": old.state, "to": state, "core": finding.core}
             self._log(level, reason, **{name: value for name, value in fields.items() if value is not None})
         if hung and before.state not in HUNG:
@@ -620,6 +634,19 @@ class Watch:
             return Finding("paused", f"the engine says it is {self._rest.state}: no canary, no hang")
         found = self._blind.finding(t, self.settings, canaries_on=canaries_on)
         return None if hang_stands and found is not None and found.state not in HUNG else found
+
+    def _unless_unasked(self, standing: Finding, before: Finding, t: float) -> Finding:
+        """While the watcher cannot ask: a declared hang as long as a blind watcher may report one, nothing else."""
+        since = self._reach.unasked_since
+        if since is None:
+            return standing
+        if before.state in HUNG and standing.state in HUNG and t - since < self.settings.stale_after_sec:
+            return standing
+        cannot = f"the watcher cannot ask the engine: {self._reach.unasked_why}"
+        if self._reach.phase != "running":
+            return Finding(self._reach.phase, cannot)
+        remembered = "; a hang was seen before that" if standing.state in HUNG else ""
+        return Finding("observer-gap", f"{cannot}{remembered}")
 
     def _worst_core(self, now: Conditions) -> Finding:
         worst: Finding | None = None
@@ -687,6 +714,8 @@ class Watch:
             outage_failures=reach.failures,
             blind_since=blind.since,
             blind_failures=blind.failures,
+            unasked_since=reach.unasked_since,
+            unasked_why=reach.unasked_why,
             log_channel=self.log_channel,
             log_problem=self.log_problem,
             log_hit_at=self._log_hit_at if self._log_hit_at != _NEVER else None,

@@ -132,8 +132,7 @@ class Board:
     @property
     def is_stale(self) -> bool:
         """Whether the watcher itself has not judged for so long that its verdict must not kill."""
-        settings = self.settings
-        return self.loop_age() > 3 * (settings.poll_interval_sec + settings.metrics_timeout_sec)
+        return self.loop_age() > self.settings.stale_after_sec
 
     @property
     def is_acting(self) -> bool:

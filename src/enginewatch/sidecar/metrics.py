@@ -45,7 +45,7 @@ TASKS = (
     "loop",
 )
 """Values of `internal_errors_total{task}`."""
-SCRAPE_OUTCOMES = ("ok", "refused", "timeout", "reset", "truncated", "malformed")
+SCRAPE_OUTCOMES = ("ok", "refused", "timeout", "reset", "truncated", "malformed", "unasked")
 """Values of `scrapes_total{outcome}` besides `http_NNN`."""
 _MAX_HTTP_OUTCOMES = 30
 
