@@ -74,7 +74,7 @@ async def test_a_known_profile_is_asked_for_its_version_although_the_engine_does
 
 async def test_another_engine_is_unknown_rather_than_the_next_best(serve: Serve) -> None:
     answers = {
-        "/v1/models": response('{"data": [{"id": "tiny", "owned_by": "tensorrt_llm"}]}'),
+        "/v1/models": response('{"data": [{"id": "tiny", "owned_by": "nvidia"}]}'),
         "/version": response('{"version": "1.2.0"}'),
     }
     found = await describe(await serve(Recorder(answers)))

@@ -9,7 +9,7 @@ from enginewatch.engines import ALL_NAMES, PROFILES, RECOGNITION_PATHS, UNKNOWN,
 
 Load = Callable[[str], Any]
 
-VLLM, SGLANG = PROFILES["vllm"], PROFILES["sglang"]
+VLLM, SGLANG, TRTLLM = PROFILES["vllm"], PROFILES["sglang"], PROFILES["trtllm"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,12 @@ def test_an_engine_is_known_by_its_page(load: Load, name: str, kind: str) -> Non
         (["vllm:num_requests_running", "sglang:num_running_reqs", "sglang:num_queue_reqs"], "sglang"),
         ([], None),
         (["process_start_time_seconds", "python_info", "http_requests_total"], None),
-        (["tgi_batch_current_size", "lmdeploy:num_requests_running", "trtllm_generation_tokens_total"], None),
+        (["trtllm_generation_tokens_total"], "trtllm"),
+        (["trtllm:request_success_total"], "trtllm"),
+        (["tgi_batch_current_size", "lmdeploy:num_requests_running"], None),
+        # Without its prefix anybody's, and what Dynamo counts about TensorRT-LLM is Dynamo's.
+        (["request_success_total", "e2e_request_latency_seconds_count"], None),
+        (["trtllm_num_aborted_requests_total", "trtllm_request_type_image_total"], None),
         (["vllm_router_requests_total", "sglang_router_requests_total"], None),
         (["my_vllm:num_requests_running"], None),
     ],
@@ -60,7 +65,8 @@ def test_an_engine_is_known_by_its_names(names: list[str], kind: str | None) -> 
     [
         ("/v1/models", {"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]}, VLLM),
         ("/v1/models", {"data": [{"id": "m", "owned_by": "sglang"}, {"id": "lora", "owned_by": "sglang"}]}, SGLANG),
-        ("/v1/models", {"data": [{"id": "m", "owned_by": "tensorrt_llm"}]}, UNKNOWN),
+        ("/v1/models", {"data": [{"id": "m", "owned_by": "tensorrt_llm"}]}, TRTLLM),
+        ("/v1/models", {"data": [{"id": "m", "owned_by": "nvidia"}]}, UNKNOWN),
         ("/v1/models", {"data": [{"id": "m"}]}, None),
         ("/v1/models", {"data": []}, None),
         ("/v1/models", {"data": [{"id": "m", "owned_by": ["vllm"]}, 7, None]}, None),

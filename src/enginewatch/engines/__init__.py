@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from enginewatch.engines import sglang, unknown, vllm
+from enginewatch.engines import sglang, trtllm, unknown, vllm
 from enginewatch.engines.profile import Profile
 
-PROFILES: dict[str, Profile] = {profile.kind: profile for profile in (vllm.PROFILE, sglang.PROFILE)}
+PROFILES: dict[str, Profile] = {profile.kind: profile for profile in (vllm.PROFILE, sglang.PROFILE, trtllm.PROFILE)}
 """Kind -> profile, in the order in which they are tried."""
 
 KINDS: tuple[str, ...] = ("auto", *PROFILES)
@@ -18,6 +18,11 @@ UNKNOWN: Profile = unknown.PROFILE
 
 ALL_NAMES: frozenset[str] = UNKNOWN.names().union(*(profile.names() for profile in PROFILES.values()))
 """Every sample name that any profile asks for: what `auto` keeps of a page until it knows the engine."""
+
+CONSUMED_PATHS: frozenset[str] = frozenset(
+    profile.json_statistics.path for profile in PROFILES.values() if profile.json_statistics is not None
+)
+"""Paths that some engine empties by answering: not to be read before it is known that it is another engine's."""
 
 RECOGNITION_PATHS: tuple[str, ...] = ("/v1/models", "/model_info", "/get_model_info", "/version")
 """Paths whose answers tell the engine where its page does not, best first; none of them touches an engine's core."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -149,6 +149,19 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True)
+class DeathNotice:
+    """Where an engine says that its core is gone: GET `path` is answered with `status`.
+
+    For an engine that answers a canary with a client error (4xx) whatever has gone wrong inside, so that a dead core
+    cannot be told from a request it does not like. Asked only after such an answer; any other answer to it, or none,
+    proves nothing.
+    """
+
+    path: str
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
 class CanaryRequest:
     """A request that must travel the whole engine to be answered.
 
@@ -163,11 +176,49 @@ class CanaryRequest:
     """Newest first; `aim_for` picks."""
     raw_body: str | None = None
     """A user's body that is not a JSON object, sent as it is; `body` is None then."""
+    death_notice: DeathNotice | None = None
 
     def aim_for(self, version: str | None) -> Aim | None:
         """How to aim at a core on this engine version; None where it is not known to honour any way."""
         numbers = version_tuple(version or "")
         return next((aim for aim in self.aim if numbers and numbers >= aim.since), None)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStatistics:
+    """Statistics per iteration as a JSON list of objects, which reading removes: they are read only when asked for.
+
+    Other readers of the same list lose what we take. An empty list is no news: the engine may be idle or hung, its
+    statistics may be off, or somebody else may have read them.
+
+    Attributes:
+        path: where they are, in place of the metrics page.
+        counter: key of the iteration's number, which only rises in one process.
+        running: key of the number of requests being worked on.
+        waiting: key of the number of requests in the queue.
+        waits_sec: how long the engine keeps the reader of an empty list waiting.
+        batched_by: path of a page; where it exists, this list is filled only when a request ends.
+        how_to_get: one sentence: what to change when the list is always empty.
+        cost: one sentence: what reading them costs.
+    """
+
+    path: str
+    counter: str
+    running: str
+    waiting: str
+    waits_sec: float
+    batched_by: str
+    how_to_get: str
+    cost: str
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that is read."""
+        return (self.counter, self.running, self.waiting)
+
+    def series(self, key: str) -> str:
+        """The name under which the value of `key` goes on, as if it had stood on a page."""
+        return f"json:{key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +260,12 @@ class Profile:
     """
     how_to_get_metrics: str = ""
     """One sentence for `doctor`: what to change when the page has no legs."""
+    how_to_get_metrics_in_short: str = ""
+    """The same in a few words, for the sentence that says why the page tells nothing."""
+    json_statistics: JsonStatistics | None = None
+    """Statistics that the engine has beside its page, to be read in its place where the operator asks for it."""
+    reads_json_statistics: bool = False
+    """Whether this is the profile of an engine whose JSON statistics are read; see `on_json_statistics`."""
     how_to_tell_a_pause: str = ""
     """One sentence for `doctor`: what to change when the engine has none of its pause endpoints."""
 
@@ -216,6 +273,37 @@ class Profile:
         """The flag endpoints whose answers can be trusted on this engine version (None: not known)."""
         numbers = version_tuple(version or "")
         return tuple(flag for flag in self.flag_endpoints if numbers >= flag.since)
+
+    def on_json_statistics(self, *, batched: bool = False) -> Profile:
+        """This engine with its JSON statistics in place of its metrics page; the profile itself where it has none.
+
+        Args:
+            batched: the list is filled only when a request ends (`JsonStatistics.batched_by`).
+        """
+        found = self.json_statistics
+        if found is None:
+            return self
+        counter, running, waiting = (Metric((found.series(key),), prefixed=False) for key in found.keys)
+        grain = Grain.REQUEST if batched else Grain.STEP
+        return replace(
+            self,
+            metrics_path=found.path,
+            legs=(Leg("iterations", counter, LegKind.COUNTER, grain),),
+            core_label="",
+            running=running,
+            waiting=waiting,
+            deferred=None,
+            queues=(),
+            transfers=None,
+            heartbeat=None,
+            start_time=None,
+            page_flags=(),
+            # An entry is written when an iteration ends, and a list is read once: there are no old values.
+            gauge_stale_sec=0.0,
+            how_to_get_metrics=found.how_to_get,
+            how_to_get_metrics_in_short="",
+            reads_json_statistics=True,
+        )
 
     def names(self) -> frozenset[str]:
         """Full names of every sample this profile asks a page for."""

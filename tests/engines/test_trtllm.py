@@ -1,0 +1,77 @@
+"""TensorRT-LLM's profile says what its source says."""
+
+import pytest
+import re2
+
+from enginewatch.engines import ALL_NAMES, CONSUMED_PATHS, UNKNOWN
+from enginewatch.engines.profile import Grain
+from enginewatch.engines.trtllm import PROFILE
+
+READ = PROFILE.on_json_statistics()
+
+
+def test_every_leg_of_its_page_moves_only_when_a_request_ends() -> None:
+    assert {leg.grain for leg in PROFILE.legs} == {Grain.REQUEST}
+
+
+def test_no_gauge_of_its_page_calls_it_busy() -> None:
+    """They are written when a request ends: running=1 stays there for as long as the engine is idle."""
+    assert not PROFILE.running.names
+    assert not PROFILE.waiting.names
+    assert not {name for name in ALL_NAMES if name.startswith("trtllm") and "num_requests" in name}
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "", "error"])
+def test_a_client_that_gives_up_is_no_progress(reason: str) -> None:
+    leg = next(leg for leg in PROFILE.legs if leg.name == "requests_finished")
+    assert not leg.metric.accepts({"finished_reason": reason})
+    assert leg.metric.accepts({"finished_reason": "length"})
+    assert leg.metric.accepts({"finished_reason": "not_finished"}), "a prefill worker's share of a request"
+
+
+def test_its_page_is_not_where_its_statistics_are() -> None:
+    assert PROFILE.json_statistics is not None
+    assert PROFILE.json_statistics.path == "/metrics"
+    assert PROFILE.metrics_path not in CONSUMED_PATHS
+    assert frozenset({"/metrics"}) == CONSUMED_PATHS
+
+
+def test_the_statistics_move_with_each_iteration_unless_they_come_with_the_end_of_a_request() -> None:
+    assert [(leg.name, leg.grain) for leg in READ.legs] == [("iterations", Grain.STEP)]
+    assert [leg.grain for leg in PROFILE.on_json_statistics(batched=True).legs] == [Grain.REQUEST]
+    assert READ.names() == {"json:iter", "json:numActiveRequests", "json:numQueuedRequests"}
+    assert READ.reads_json_statistics
+    assert READ.kind == PROFILE.kind
+    assert READ.canaries == PROFILE.canaries
+    assert READ.names().isdisjoint(ALL_NAMES), "no page is searched for them"
+
+
+def test_the_same_choice_is_the_same_profile() -> None:
+    """So that it is not learned anew each time the engine says again who it is."""
+    assert PROFILE.on_json_statistics() == READ
+    assert PROFILE.on_json_statistics(batched=True) != READ
+
+
+def test_an_engine_without_such_statistics_has_nothing_to_switch() -> None:
+    assert UNKNOWN.on_json_statistics() is UNKNOWN
+
+
+def test_a_worker_with_a_role_is_asked_to_do_both_halves_by_itself() -> None:
+    for role in ("prefill", "decode"):
+        body = PROFILE.canaries[role].body
+        assert body is not None
+        assert body["disaggregated_params"] == {"request_type": "context_and_generation"}
+    assert "disaggregated_params" not in (PROFILE.canaries["agg"].body or {})
+
+
+@pytest.mark.parametrize(
+    ("line", "means_dead"),
+    [
+        ("[11/29/2026-23:38:55] [TRT-LLM] [E] Hang detected after 300 seconds.", True),
+        ("[TRT-LLM] [E] [_torch][RANK 7] Executor loop crashed on this rank; hard-killing all 8 ranks in 9.9 s", True),
+        ("[TRT-LLM] [I] Started background iteration stats collector task", False),
+        ("[TRT-LLM] [W] hang detection is paused", False),
+    ],
+)
+def test_only_a_dead_executor_writes_a_signature(line: str, means_dead: bool) -> None:
+    assert any(re2.search(pattern, line) for pattern in PROFILE.log_signatures) == means_dead
