@@ -82,17 +82,22 @@ async def test_nobody_listening_is_silence_not_absence(unused_url: str) -> None:
 
 
 OK, UNAVAILABLE = response("ok"), response("", status="503 Service Unavailable")
+LOCKED, BROKEN = response("", status="401 Unauthorized"), response("", status="502 Bad Gateway")
 
 
 @pytest.mark.parametrize(
     ("ready", "ping", "flags"),
     [
         (UNAVAILABLE, OK, Flags.PAUSED),
-        (UNAVAILABLE, UNAVAILABLE, Flags.CLEAR),
+        (UNAVAILABLE, UNAVAILABLE, Flags.DOUBTFUL),
+        (UNAVAILABLE, LOCKED, Flags.DOUBTFUL),
         (OK, OK, Flags.CLEAR),
+        (OK, UNAVAILABLE, Flags.CLEAR),
+        (LOCKED, LOCKED, Flags.SILENT),
+        (BROKEN, OK, Flags.SILENT),
         (ABSENT, OK, Flags.ABSENT),
     ],
-    ids=["paused", "unhealthy", "serving", "older"],
+    ids=["paused", "unhealthy", "half locked", "serving", "odd", "locked", "broken", "older"],
 )
 async def test_a_pause_told_by_a_status_needs_the_other_path_to_be_well(
     serve: Serve, ready: bytes, ping: bytes, flags: Flags

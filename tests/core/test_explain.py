@@ -135,7 +135,13 @@ def test_whether_a_pause_could_be_seen_at_all_is_said(engine: ScriptedEngine, sa
 
 @pytest.mark.parametrize(
     ("said", "says"),
-    [(Flags.CLEAR, "awake"), (Flags.SILENT, "no answer"), (Flags.PAUSED, "paused"), (Flags.SLEEPING, "sleeping")],
+    [
+        (Flags.CLEAR, "awake"),
+        (Flags.SILENT, "no answer"),
+        (Flags.DOUBTFUL, "cannot tell"),
+        (Flags.PAUSED, "paused"),
+        (Flags.SLEEPING, "sleeping"),
+    ],
 )
 def test_what_the_pause_endpoints_say_is_said(said: Flags, says: str) -> None:
     engine = ScriptedEngine()

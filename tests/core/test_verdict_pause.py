@@ -166,6 +166,101 @@ def test_sglang_is_asked_only_where_its_answer_can_be_trusted(version: str, aske
     assert any(type(instruction).__name__ == "ReadFlags" for instruction in shell.instructions) is asked
 
 
+# --- a pause that can no longer be told -----------------------------------------------------------------------------
+
+
+def unhealthy(engine: ScriptedEngine) -> None:
+    """A /health that meets a pause: from then on SGLang answers 503 to what would tell the pause."""
+    engine.flags = Flags.DOUBTFUL
+
+
+def paused_sglang() -> ScriptedSGLang:
+    engine = ScriptedSGLang()
+    engine.flags = Flags.CLEAR
+    engine.busy().at(62, pauses)
+    return engine
+
+
+def test_a_pause_that_was_told_is_believed_when_it_can_no_longer_be() -> None:
+    shell = VirtualShell(paused_sglang().at(92, unhealthy), kind="sglang").run(1500)
+    assert shell.acted() == []
+    assert shell.state == "paused"
+    assert "said that it is paused" in shell.watch.verdict.reason
+    assert [t for t, _ in shell.canaries if t > 71] == []
+    assert len([log for log in shell.logs if "calls itself unhealthy" in log.event]) == 1
+
+
+def test_an_engine_that_never_said_that_it_is_paused_is_not_believed_to_be() -> None:
+    engine = ScriptedSGLang().busy()
+    engine.at(62, lambda e: setattr(e.hang(), "flags", Flags.DOUBTFUL))
+    assert 62 + 30 <= VirtualShell(engine, kind="sglang").run(180).acted()[0] <= 62 + 36
+
+
+def test_it_is_believed_for_half_an_hour_after_the_last_plain_yes() -> None:
+    shell = VirtualShell(paused_sglang().at(92, unhealthy), kind="sglang").run(3000)
+    assert 90 + 1800 + 30 <= shell.acted()[0] <= 90 + 1800 + 10 + 41
+    assert any("judged again" in log.event for log in shell.logs)
+
+
+def test_a_plain_no_ends_it_and_the_engine_is_judged() -> None:
+    engine = paused_sglang().at(92, unhealthy).at(122, lambda e: setattr(e, "flags", Flags.CLEAR))
+    engine.at(152, unhealthy)
+    assert 122 + 30 <= VirtualShell(engine, kind="sglang").run(300).acted()[0] <= 122 + 5 + 41
+
+
+def test_a_counter_that_moves_ends_it_and_the_engine_is_judged() -> None:
+    """Resumed at 122, it works until it hangs at 152, unhealthy all the time."""
+    engine = paused_sglang().at(92, unhealthy).at(122, ScriptedEngine.resume).at(152, ScriptedEngine.hang)
+    shell = VirtualShell(engine, kind="sglang").run(128)
+    assert shell.state == "growing"
+    assert 152 + 28 <= shell.run(300).acted()[0] <= 152 + 41
+
+
+def test_a_counter_that_moved_just_before_the_pause_does_not_end_it() -> None:
+    """The page after the yes shows the last tokens from before it."""
+    watch = DirectWatch(kind="sglang", version="0.5.23")
+    page = {'sglang:realtime_tokens_total{mode="decode"}': 5.0, "sglang:token_usage": 0.1}
+    moved = {**page, 'sglang:realtime_tokens_total{mode="decode"}': 6.0}
+    watch.page(0, page)
+    watch.described(0.1)
+    watch.page(5, page)
+    watch.flags(5.5, Flags.PAUSED)
+    watch.page(10, moved)
+    watch.flags(10.5, Flags.DOUBTFUL)
+    for t in (15, 20, 25, 30):
+        watch.page(t, moved)
+        watch.flags(t + 0.5, Flags.DOUBTFUL)
+        assert watch.state == "paused"
+
+
+def test_silence_in_between_does_not_make_it_unbelievable() -> None:
+    engine = paused_sglang().at(92, unhealthy).at(122, lambda e: setattr(e, "flags", Flags.SILENT)).at(142, unhealthy)
+    shell = VirtualShell(engine, kind="sglang").run(1500)
+    assert shell.acted() == []
+    assert shell.state == "paused"
+
+
+def test_a_yes_repeated_makes_it_certain_again() -> None:
+    engine = paused_sglang().at(92, unhealthy).at(1502, lambda e: setattr(e, "flags", Flags.PAUSED))
+    engine.at(1602, unhealthy)
+    shell = VirtualShell(engine, kind="sglang").run(1600)
+    assert shell.watch.verdict.reason == "the engine says it is paused: no canary, no hang"
+    assert shell.run(3000).acted() == []
+
+
+def test_another_process_is_not_believed_for_what_the_one_before_it_said() -> None:
+    engine = paused_sglang().at(92, unhealthy).at(122, lambda e: setattr(e.restart().hang(), "flags", Flags.DOUBTFUL))
+    assert 122 + 30 <= VirtualShell(engine, kind="sglang").run(300).acted()[0] <= 122 + 46
+
+
+def test_what_ends_it_is_said() -> None:
+    shell = VirtualShell(paused_sglang().at(92, unhealthy), kind="sglang").run(991)
+    (flips,) = shell.watch.explain(shell.now).would_flip
+    assert flips == "a counter that moves or a plain no of the pause endpoints ends the pause, else 899 s do"
+    pause = next(witness for witness in shell.watch.explain(shell.now).witnesses if witness.name == "pause")
+    assert pause.detail == "it said so, and is unhealthy since"
+
+
 # --- beginning and end ----------------------------------------------------------------------------------------------
 
 

@@ -278,6 +278,12 @@ def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
             yield Finding(
                 "ok", "Nothing tells a pause from a hang on this version.", "Where it is paused: mode: shadow."
             )
+        case "doubtful":
+            yield Finding(
+                "ok" if _has_proof(found) else "unknown",
+                "The server calls itself unhealthy, which hides whether it is paused.",
+                "A /health that meets a pause does that: ask /ping instead.",
+            )
         case "silent":
             yield Finding(
                 "ok" if _has_proof(found) else "unknown",

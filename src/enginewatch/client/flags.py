@@ -1,9 +1,9 @@
 """Does the engine rest on purpose? Its pause endpoints, asked side by side.
 
-Each answer is yes, no, absent (404, 405, 501: this engine has no such endpoint) or silence (everything else). A yes
-outweighs silence elsewhere: vLLM's /is_sleeping needs every core's answer and may hang while /is_paused answers. PAUSED
-outweighs SLEEPING, because vLLM 0.32 says "sleeping" while it is paused, too. `CLEAR` takes a no from every endpoint
-that exists; one silent endpoint leaves the question open.
+Each answer is yes, no, absent (404, 405, 501: this engine has no such endpoint), doubtful (a status that a pause and an
+unhealthy server share) or silence (everything else). A yes outweighs silence elsewhere: vLLM's /is_sleeping needs every
+core's answer and may hang while /is_paused answers. PAUSED outweighs SLEEPING, because vLLM 0.32 says "sleeping" while
+it is paused, too. `CLEAR` takes a no from every endpoint that exists; one silent endpoint leaves the question open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginewatch.client.models import parse_json
 from enginewatch.core.events import Flags
 from enginewatch.engines.profile import FlagEndpoint
 
-_Answer = Literal["yes", "no", "absent", "silent"]
+_Answer = Literal["yes", "no", "absent", "doubtful", "silent"]
 _ABSENT = frozenset({404, 405, 501})
 _STATES = (("paused", Flags.PAUSED), ("sleeping", Flags.SLEEPING))
 _MAX_ANSWER_BYTES = 64 * 1024
@@ -33,6 +33,8 @@ async def read_flags(line: Line, endpoints: tuple[FlagEndpoint, ...], *, timeout
             return flags
     if all(answer == "absent" for answer in answers):
         return Flags.ABSENT
+    if "doubtful" in answers:
+        return Flags.DOUBTFUL
     return Flags.SILENT if "silent" in answers else Flags.CLEAR
 
 
@@ -63,7 +65,9 @@ def _by_status(endpoint: FlagEndpoint, answer: tuple[int, bytes] | None, sound: 
         return "silent"
     if answer[0] in _ABSENT or sound[0] in _ABSENT:
         return "absent"
-    return "yes" if answer[0] == endpoint.status and sound[0] == 200 else "no"
+    if answer[0] == endpoint.status:
+        return "yes" if sound[0] == 200 else "doubtful"
+    return "no" if answer[0] == 200 else "silent"
 
 
 async def _get(line: Line, path: str, *, until: float) -> tuple[int, bytes] | None:

@@ -47,6 +47,8 @@ class Flags(StrEnum):
     """It answered: neither."""
     ABSENT = "absent"
     """This engine has no such endpoint (404...): do not ask again until it is replaced."""
+    DOUBTFUL = "doubtful"
+    """It answered, but another trouble covers what would tell a pause. Keeps one that was told before, begins none."""
     SILENT = "silent"
     """No answer within a second. Proves nothing."""
 

@@ -69,6 +69,7 @@ class Facts:
     can_ask_flags: bool
     resting: str | None
     flags_said: Flags | None
+    doubt_until: float | None
     failing_since: float | None
     failing_how: str
     unreach_limit_sec: float
@@ -196,7 +197,8 @@ def _log(facts: Facts) -> Witness:
 
 def _pause(facts: Facts) -> Witness:
     if facts.resting is not None:
-        return Witness("pause", facts.resting, None, "the engine says so itself")
+        said = "the engine says so itself" if facts.doubt_until is None else "it said so, and is unhealthy since"
+        return Witness("pause", facts.resting, None, said)
     if facts.can_ask_flags and facts.flags_said is not Flags.ABSENT:
         says, detail = _ENDPOINTS_SAY.get(facts.flags_said, _IN_VAIN)
         return Witness("pause", says, None, detail)
@@ -208,6 +210,7 @@ def _pause(facts: Facts) -> Witness:
 _ENDPOINTS_SAY: Final[dict[Flags | None, tuple[str, str]]] = {
     None: ("not asked yet", "the pause endpoints are asked once nothing moves"),
     Flags.CLEAR: ("awake", "by the pause endpoints, when they were asked last"),
+    Flags.DOUBTFUL: ("cannot tell", "the pause endpoints say only that the server is unhealthy"),
 }
 _IN_VAIN: Final = ("no answer", "the pause endpoints were asked in vain")
 
@@ -245,6 +248,10 @@ def _would_flip(facts: Facts) -> Iterator[str]:
     if facts.failing_since is not None:
         left = facts.unreach_limit_sec - (facts.t - facts.failing_since)
         yield f"unreach-hang in {max(0.0, left):.0f} s if scrapes and canaries go on failing"
+        return
+    if facts.doubt_until is not None:
+        left = max(0.0, facts.doubt_until - facts.t)
+        yield f"a counter that moves or a plain no of the pause endpoints ends the pause, else {left:.0f} s do"
         return
     if facts.resting is not None:
         yield "the end of the pause starts every clock afresh"

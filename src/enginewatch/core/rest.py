@@ -3,6 +3,9 @@
 Rules:
     - The page's own gauges tell for as long as they stand. The pause endpoints are asked beside the loop on stalled
       polls and while resting; a yes counts for `PAUSE_POLLS` polls, a no ends it, no answer proves nothing.
+    - A doubtful answer (SGLang: paused or not, a /health that met the pause has made the server call itself unhealthy)
+      counts like a yes while the last plain answer was a yes and no counter has moved since, for `DOUBT_SEC` at most.
+      It never begins a pause.
     - An engine without such endpoints is not asked again until it is replaced; but only once its version is known,
       since that decides which endpoints can be trusted.
 """
@@ -15,10 +18,12 @@ from enginewatch.core.events import Flags
 
 PAUSE_POLLS: Final = 3
 """Polls for which a yes of the pause endpoints counts, and after which an unanswered question is asked again."""
+DOUBT_SEC: Final = 1800.0
+"""How long after its last plain yes an engine is believed to rest that can only answer doubtfully since."""
 
 
 class Rest:
-    """Follows what the engine says about pauses and sleep."""
+    """Follows what the engine says about pauses and sleep; times are on the judgement's clock."""
 
     def __init__(self) -> None:
         self.by_page: str | None = None
@@ -26,6 +31,10 @@ class Rest:
         self.absent = False
         self.said: Flags | None = None
         """What the endpoints said last, for people; never judged by."""
+        self.doubt_until: float | None = None
+        """While the pause rests on a yes that cannot be repeated: until when it is believed."""
+        self._told: str | None = None
+        self._told_at = float("-inf")
         self._until_poll = -1
         self._asked_poll = -PAUSE_POLLS
 
@@ -34,10 +43,20 @@ class Rest:
         """`paused` or `sleeping` when the engine says so."""
         return self.by_page or self.by_flags
 
+    def says(self, t: float) -> str:
+        """The sentence for people while it rests."""
+        if self.by_page is None and self.doubt_until is not None:
+            left = max(0.0, self.doubt_until - t)
+            return (
+                f"the engine said that it is {self.state}, and calls itself unhealthy since, which hides it: no "
+                f"canary, no hang for another {left:.0f} s"
+            )
+        return f"the engine says it is {self.state}: no canary, no hang"
+
     def poll(self, poll: int) -> None:
         """A poll begins: an old yes may have expired."""
         if self.by_flags is not None and poll > self._until_poll:
-            self.by_flags = None
+            self._over()
 
     def ask(self, poll: int) -> bool:
         """Whether to ask the endpoints now; if so, it counts as asked."""
@@ -46,14 +65,43 @@ class Rest:
         self._asked_poll = poll
         return True
 
-    def told(self, flags: Flags, poll: int, *, version_known: bool) -> None:
-        """The endpoints were asked."""
+    def told(self, flags: Flags, poll: int, t: float, *, version_known: bool) -> bool:
+        """The endpoints were asked. Returns True when the engine has just become unable to repeat its yes."""
         self.said = flags
         self._asked_poll = poll - PAUSE_POLLS  # answered: the next poll may ask again
+        if flags is Flags.DOUBTFUL:
+            return self._doubted(poll, t)
         if flags is Flags.ABSENT:
             self.absent = version_known
         elif flags is Flags.CLEAR:
-            self.by_flags = None
+            self._told = None
+            self._over()
         elif flags is not Flags.SILENT:
-            self.by_flags = flags.value
+            self.by_flags = self._told = flags.value
+            self._told_at = t
+            self.doubt_until = None
             self._until_poll = poll + PAUSE_POLLS - 1
+        return False
+
+    def counters_moved(self, since: float) -> None:
+        """A page shows that the engine has worked after `since`, when the page before it began."""
+        if since < self._told_at:
+            return  # perhaps before it paused
+        self._told = None
+        if self.doubt_until is not None:
+            self._over()
+
+    def _doubted(self, poll: int, t: float) -> bool:
+        until = self._told_at + DOUBT_SEC
+        if self._told is None or t > until:
+            self._told = None
+            if self.doubt_until is not None:
+                self._over()
+            return False
+        begins = self.doubt_until is None
+        self.by_flags, self.doubt_until = self._told, until
+        self._until_poll = poll + PAUSE_POLLS - 1
+        return begins
+
+    def _over(self) -> None:
+        self.by_flags = self.doubt_until = None

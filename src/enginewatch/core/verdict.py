@@ -32,6 +32,7 @@ from enginewatch.core.events import (
     DescribeEngine,
     EngineDescribed,
     Event,
+    Flags,
     FlagsRead,
     Instruction,
     Log,
@@ -52,7 +53,7 @@ from enginewatch.core.identity import Change, Identity, IdentityTracker
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
 from enginewatch.core.reach import Reach, is_an_answer, is_unasked
 from enginewatch.core.request import canary_request
-from enginewatch.core.rest import Rest
+from enginewatch.core.rest import DOUBT_SEC, Rest
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
@@ -207,8 +208,7 @@ class Watch:
             case CanaryDone():
                 self._on_canary(event, t)
             case FlagsRead():
-                self._rest.told(event.flags, self._polls, version_known=self.version is not None)
-                self._follow_rest(t)
+                self._on_flags(event, t)
             case EngineDescribed():
                 self._on_described(event)
             case LogHits():
@@ -239,7 +239,7 @@ class Watch:
                 self._ledger.turn_poll(self._polls)
                 self._ask_stalled(t)
             return
-        self._last_begun = begun
+        page_before, self._last_begun = self._last_begun, begun
         self._recheck_at = None
         if self._identity.is_stray(self._ledger.start_time_of(event.samples)):
             self._on_stray(t, recheck=event.recheck)
@@ -251,6 +251,8 @@ class Watch:
         for core in self._ledger.cores.values():
             core.note_busy(self._ledger.page, t, without_deferred=self.role != "agg")
         self._rest.by_page = news.resting
+        if news.rose:
+            self._rest.counters_moved(page_before)
         if news.cores_with_legs:
             self._end_blindness()
         elif not event.recheck or not self._ledger.cores:
@@ -523,6 +525,19 @@ class Watch:
             self._blind.proof(t)
         self._rested = resting
 
+    def _on_flags(self, event: FlagsRead, t: float) -> None:
+        rest = self._rest
+        was, doubted = rest.state, rest.doubt_until is not None
+        if rest.told(event.flags, self._polls, t, version_known=self.version is not None):
+            self._log(
+                "warning",
+                f"the engine said that it is {rest.state}, and now calls itself unhealthy, which hides it: taken to be "
+                f"{rest.state} for {DOUBT_SEC:g} s at most",
+            )
+        elif doubted and rest.state is None and event.flags is Flags.DOUBTFUL:
+            self._log("warning", f"the engine was {was}, then unhealthy for {DOUBT_SEC:g} s: judged again")
+        self._follow_rest(t)
+
     def _on_described(self, event: EngineDescribed) -> None:
         self.version = event.version
         if event.kind in PROFILES and self._may_be_another_kind:
@@ -631,7 +646,7 @@ class Watch:
         if self._replaced_poll == self._polls:
             return Finding("replaced", "another engine process answers now: everything is learned anew")
         if self._rest.state is not None:
-            return Finding("paused", f"the engine says it is {self._rest.state}: no canary, no hang")
+            return Finding("paused", self._rest.says(t))
         found = self._blind.finding(t, self.settings, canaries_on=canaries_on)
         return None if hang_stands and found is not None and found.state not in HUNG else found
 
@@ -707,6 +722,7 @@ class Watch:
             can_ask_flags=bool(self.flag_endpoints) and not self._rest.absent,
             resting=self._rest.state,
             flags_said=self._rest.said,
+            doubt_until=self._rest.doubt_until,
             failing_since=reach.failing_since,
             failing_how=reach.failing_how,
             unreach_limit_sec=self._reach.limit_sec(self.settings),

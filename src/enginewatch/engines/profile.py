@@ -106,7 +106,8 @@ class FlagEndpoint:
     404, 405 or 501 there means that this engine does not have it.
 
     Where the engine says it by a status instead, `status` is set and `key` is empty: the state holds when `path`
-    answers with `status` while `sound_path` answers 200. Any other pair of answers is a no.
+    answers with `status` while `sound_path` answers 200. When that one answers otherwise the engine has another trouble
+    as well, and whether it rests cannot be told; a 200 of `path` is a no.
 
     Attributes:
         since: the first engine version (as a tuple of numbers) of which this is true; the same answers of an older one
