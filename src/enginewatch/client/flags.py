@@ -20,7 +20,6 @@ from enginewatch.engines.profile import FlagEndpoint
 _Answer = Literal["yes", "no", "absent", "doubtful", "silent"]
 _ABSENT = frozenset({404, 405, 501})
 _STATES = (("paused", Flags.PAUSED), ("sleeping", Flags.SLEEPING))
-_MAX_ANSWER_BYTES = 64 * 1024
 
 
 async def read_flags(line: Line, endpoints: tuple[FlagEndpoint, ...], *, timeout_sec: float) -> Flags:
@@ -72,7 +71,7 @@ def _by_status(endpoint: FlagEndpoint, answer: tuple[int, bytes] | None, sound: 
 
 async def _get(line: Line, path: str, *, until: float) -> tuple[int, bytes] | None:
     try:
-        head, body = await line.fetch(Question(path), until=until, max_bytes=_MAX_ANSWER_BYTES)
+        head, body = await line.fetch(Question(path), until=until)
     except Trouble:
         return None
     return head.status, body

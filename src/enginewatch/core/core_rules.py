@@ -223,7 +223,11 @@ def _say_hung(core: Core, now: Conditions, frozen: float, threshold: float) -> F
             witness = f"its scheduler loop does not turn, and no usable canary{said}"
         else:
             witness = "no proof of life since it was declared hung"
-    grain = ", its legs move only at request ends" if core.request_grained else ""
+    grain = ""
+    if core.request_grained:
+        grain = ", its legs move only at request ends"
+    elif threshold > now.settings.stall_sec:
+        grain = ", one step of this engine may take as long"
     return Finding(
         "stall-hang",
         f"core {core.name}: no progress for {frozen:.0f} s (limit {threshold:g} s{grain}), {witness}, "

@@ -113,6 +113,7 @@ class Core:
         "_deferred",
         "_leg_series",
         "_legs_seen",
+        "_longest_step_sec",
         "_polls_partial",
         "_running",
         "_step_grained",
@@ -152,8 +153,9 @@ class Core:
         "whole_page_begun",
     )
 
-    def __init__(self, name: str, t: float, poll: int, page: int) -> None:
+    def __init__(self, name: str, t: float, poll: int, page: int, longest_step_sec: float = 0.0) -> None:
         self.name = name
+        self._longest_step_sec = longest_step_sec
         self.first_page = page
         self.legs: dict[str, LegState] = {}
         self.queues: list[QueueState] = []
@@ -191,8 +193,8 @@ class Core:
         self._step_grained = False
 
     def stall_after_sec(self, stall_sec: float) -> float:
-        """How long this core may be frozen: longer where every leg moves only at request ends."""
-        return stall_sec if self._step_grained else max(stall_sec, REQUEST_GRAINED_STALL_SEC)
+        """How long this core may be frozen: longer where legs move only at request ends, or a step may take that."""
+        return max(stall_sec, self._longest_step_sec, 0.0 if self._step_grained else REQUEST_GRAINED_STALL_SEC)
 
     @property
     def request_grained(self) -> bool:
@@ -458,7 +460,7 @@ class Ledger:
         if core is None:
             if len(self.cores) >= _MOST_CORES or len(name) > _MOST_CORE_CHARS or not name.isprintable():
                 return None
-            core = self.cores[name] = Core(name, t, poll, self.page)
+            core = self.cores[name] = Core(name, t, poll, self.page, self.profile.longest_step_sec)
         # A core's first page is its baseline; a series that appears later was zero before.
         born_later = core.first_page != self.page
         effects: list[_Effect] = []

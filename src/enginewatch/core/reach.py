@@ -57,6 +57,8 @@ class Reach:
         self.unasked_since: float | None = None
         """Since when the watcher cannot ask; None while it can."""
         self.unasked_why = ""
+        self.longest_step_sec = 0.0
+        """Of the engine's profile: its page may be without an answer for as long."""
 
     @property
     def down(self) -> bool:
@@ -129,6 +131,8 @@ class Reach:
     def limit_sec(self, settings: Settings) -> float:
         """How long this outage may last."""
         limit = settings.unreach_after_sec
+        if not settings.unreach_sec:
+            limit = max(limit, self.longest_step_sec)
         return max(limit, PATIENT_SEC) if self._is_patient else limit
 
     def finding(self, t: float, settings: Settings, *, canaries_on: bool) -> Finding | None:

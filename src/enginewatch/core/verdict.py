@@ -57,7 +57,7 @@ from enginewatch.core.rest import DOUBT_SEC, Rest
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
-from enginewatch.engines.profile import CanaryRequest, FlagEndpoint, Profile, Role
+from enginewatch.engines.profile import AnswerFormat, CanaryRequest, FlagEndpoint, Profile, Role
 
 DESCRIBE_POLLS: Final = 10
 """Polls between two attempts to learn the version of an engine that did not say."""
@@ -110,6 +110,7 @@ class Watch:
         self._ledger = Ledger(profile or UNKNOWN)
         self._identity = IdentityTracker(watcher_started_ms)
         self._reach = Reach(now)
+        self._reach.longest_step_sec = self._ledger.profile.longest_step_sec
         self._blind = Blindness()
         self._rest = Rest()
         self._rested = False
@@ -418,7 +419,10 @@ class Watch:
         if self._blind.since is not None:
             if desk.blind_due or desk.arming_due:
                 desk.blind_due = desk.arming_due = False
-                self._start("blind", None, now.t, max(timeout, settings.stall_sec))
+                # A path of the operator's own may go past the queue.
+                own_path = self._request.answer is AnswerFormat.ANY_2XX
+                wait = 0.0 if own_path else self._ledger.profile.longest_wait_sec
+                self._start("blind", None, now.t, max(timeout, settings.stall_sec, wait))
             return
         cores = self._ledger.cores
         if not cores or not now.aimable:
@@ -557,6 +561,7 @@ class Watch:
             return
         self._profile = profile
         self._ledger = Ledger(profile)
+        self._reach.longest_step_sec = profile.longest_step_sec
         self._adopted_bytes = 0
         self._take_request()
         self._log("info", f"the engine is {profile.title}", kind=profile.kind)

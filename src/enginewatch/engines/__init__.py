@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from enginewatch.engines import sglang, trtllm, unknown, vllm
+from enginewatch.engines import llamacpp, sglang, trtllm, unknown, vllm
 from enginewatch.engines.profile import Profile
 
-PROFILES: dict[str, Profile] = {profile.kind: profile for profile in (vllm.PROFILE, sglang.PROFILE, trtllm.PROFILE)}
+PROFILES: dict[str, Profile] = {
+    profile.kind: profile for profile in (vllm.PROFILE, sglang.PROFILE, trtllm.PROFILE, llamacpp.PROFILE)
+}
 """Kind -> profile, in the order in which they are tried."""
 
 KINDS: tuple[str, ...] = ("auto", *PROFILES)

@@ -252,6 +252,18 @@ class Profile:
     flag_endpoints: tuple[FlagEndpoint, ...] = ()
     gauge_stale_sec: float = 0.0
     """How long the busy gauges may keep an old value on a healthy engine."""
+    longest_step_sec: float = 0.0
+    """How long one step may take on a healthy engine in which no leg moves, or in which its page gives no answer.
+
+    A core is not declared hung before that, and neither is an engine whose page fails, unless the operator gives
+    `unreach_sec`. 0 where steps are far shorter than any sensible `stall_sec`.
+    """
+    longest_wait_sec: float = 0.0
+    """How long a canary may wait its turn behind whole requests on a healthy engine.
+
+    Where the page tells nothing a canary is given that long, since nothing else tells a full engine from a hung one.
+    0 where a new request joins those that run.
+    """
     log_signatures: tuple[str, ...] = ()
     """RE2 patterns of lines that mean a dead scheduler, and nothing else."""
     version_paths: tuple[tuple[str, str], ...] = ()
