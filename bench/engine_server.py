@@ -4,8 +4,8 @@
 
 Prints its port. `/_serve/KIND` changes what /metrics answers: a key of pages.hostile_pages() or pages.CHANGING, `real`,
 `idle`, `cores-64`, `gzip bomb`, `slow drip`. A canary gets a good answer at once, or the kind that `/_canary/KIND` asks
-for: `ok`, `endless`, `never`. Its own /healthz is a constant: what the same question costs a server that does nothing
-else.
+for: `ok`, `endless`, `never`, `401`. /health says 200 whatever happens, as a vLLM's does. `/_scrapes` tells how many
+pages it served. Its own /healthz is a constant: what the same question costs a server that does nothing else.
 
 Nothing of the HTTP is checked: it serves the sidecar, as cheaply as it can, so that the sidecar is what is measured.
 """
@@ -38,6 +38,7 @@ _COMPLETION = json.dumps(
     }
 ).encode()
 _MODELS = json.dumps({"object": "list", "data": [{"id": "measured", "object": "model"}]}).encode()
+_UNAUTHORIZED = json.dumps({"error": "Unauthorized"}).encode()
 _DRIP_BYTES = 512
 _DRIP_SEC = 0.05
 
@@ -69,9 +70,14 @@ class EngineServer:
         """What canaries get from now on."""
         self._order("_canary", kind)
 
-    def _order(self, what: str, kind: str) -> None:
+    def scrapes(self) -> int:
+        """How many pages were served."""
+        return int(self._order("_scrapes", ""))
+
+    def _order(self, what: str, kind: str) -> str:
         with urllib.request.urlopen(f"{self.url}/{what}/{urllib.parse.quote(kind)}", timeout=60) as answer:
-            answer.read()
+            text: str = answer.read().decode()
+            return text
 
 
 class _Engine:
@@ -79,6 +85,7 @@ class _Engine:
         self.kind = "real"
         self.canary = "ok"
         self.count = 0
+        self.scrapes = 0
         self._made: dict[str, bytes] = {}
         self._fixed: dict[str, Callable[[], bytes]] = {
             "real": pages.real_page,
@@ -126,6 +133,11 @@ class _Engine:
             writer.write(_head(200, len(_MODELS), "application/json") + _MODELS)
         elif path == "/version":
             writer.write(_head(200, 21, "application/json") + b'{"version": "0.32.0"}')
+        elif path == "/health":
+            writer.write(_head(200, 0, "text/plain"))
+        elif path == "/_scrapes/":
+            said = str(self.scrapes).encode()
+            writer.write(_head(200, len(said), "text/plain") + said)
         elif path.startswith("/_serve/"):
             self.kind = path.removeprefix("/_serve/")
             self.page()
@@ -140,6 +152,7 @@ class _Engine:
 
     async def _metrics(self, writer: asyncio.StreamWriter) -> None:
         page = self.page()
+        self.scrapes += 1
         head = _head(200, len(page), "text/plain; version=0.0.4")
         if self.kind == "gzip bomb":
             head = head.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
@@ -155,6 +168,9 @@ class _Engine:
     async def _completion(self, writer: asyncio.StreamWriter) -> None:
         if self.canary == "ok":
             writer.write(_head(200, len(_COMPLETION), "application/json") + _COMPLETION)
+            return
+        if self.canary == "401":
+            writer.write(_head(401, len(_UNAUTHORIZED), "application/json") + _UNAUTHORIZED)
             return
         if self.canary == "endless":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")

@@ -14,6 +14,8 @@ HOSTILE_BYTES = 8 * 1024 * 1024
 _HEAD = b"# HELP x x\n"
 _WANTED = b"vllm:num_requests_running"
 _LEG = b"vllm:generation_tokens_total"
+_FROZEN_AT = 10**9
+"""More tokens than any moving page before it had: what follows a page must not look like a restart."""
 
 
 def real_page(name: str = BUSY) -> bytes:
@@ -105,10 +107,27 @@ def moving_page(number: int) -> bytes:
     return b"%s%s%s} %d.0\n%s" % (head, name, labels, 1_000_000 + number, rest)
 
 
+def frozen_that_loses_a_series(number: int) -> bytes:
+    """A busy engine that stands still, on whose page the counter of generated tokens is every other time missing."""
+    page = moving_page(_FROZEN_AT)
+    if number % 2:
+        return page
+    return b"".join(line for line in page.splitlines(keepends=True) if not line.startswith(_LEG + b"{"))
+
+
+def moving_and_padded(number: int) -> bytes:
+    """A real page on which tokens are being generated, filled up to 8 MiB with series of somebody else's."""
+    page = moving_page(number)
+    line = b'http_request_duration_seconds_bucket{handler="/v1/completions",le="0.25",method="POST"} 1017.0\n'
+    return page + line * ((HOSTILE_BYTES - len(page)) // len(line))
+
+
 CHANGING: dict[str, Callable[[int], bytes]] = {
     "moving": moving_page,
     "as many new series as may be kept": with_new_series,
     "as many new cores as may be kept": with_new_cores,
     "as many cores as may be kept": many_cores,
     "new series of 4 kB each": with_long_series,
+    "frozen, loses a series every other time": frozen_that_loses_a_series,
+    "moving, padded to 8 MiB": moving_and_padded,
 }

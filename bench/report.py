@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -56,6 +57,8 @@ class Figure:
     @property
     def measured(self) -> str:
         """The value as people read it."""
+        if math.isinf(self.value):
+            return "never"
         return f"{self.value:.3g} {self.unit}" if self.value < 100 else f"{self.value:.0f} {self.unit}"
 
 

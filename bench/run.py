@@ -82,17 +82,17 @@ def block(about: list[tuple[str, str]], results: list[Result]) -> str:
     return "\n".join(parts)
 
 
-def written(document: str, new: str) -> str:
-    """The document with another block of figures.
+def written(document: str, new: str, mark: str = BEGIN, end_mark: str = END) -> str:
+    """The document with another block of figures between two marks.
 
     Raises:
         ValueError: it has no markers.
     """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = document.partition(mark)
+    _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        raise ValueError(f"there is no {BEGIN!r} ... {END!r} to write the figures between")
-    return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
+        raise ValueError(f"there is no {mark!r} ... {end_mark!r} to write the figures between")
+    return f"{before}{begin}\n\n{new}\n\n{end}{after}"
 
 
 def main() -> int:
