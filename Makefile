@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-real lint format bench lock clean
+.PHONY: help install demo test test-real lint format bench side-by-side lock clean
 
 help:
 	@echo "make demo       a simulated engine hangs and recovers under the sidecar's eyes"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make format     what of that ruff can fix by itself"
 	@echo "make bench      measurements"
+	@echo "make side-by-side ARGS=\"--other 'NAME=COMMAND'\"  another watcher program and ours on one real vLLM"
 	@echo "make lock       renews requirements/*.txt (needs uv); ARGS=--upgrade takes newer releases"
 	@echo "make clean      removes .venv and what tools left behind"
 	@echo "ARGS=... is handed on: make test ARGS='-k kv_growing -x'"
@@ -65,6 +66,10 @@ format: install
 
 bench: install
 	$(BIN)/python bench/run.py $(ARGS)
+
+# On the engine of `make test-real`; with ARGS='--engine sim' on a simulated one.
+side-by-side: install
+	$(BIN)/python bench/side_by_side.py $(ARGS)
 
 # The locks name no index and no file of this machine: what is installed is decided by the hashes alone.
 # uv keeps the pins that a lock already has, so running this twice changes nothing.

@@ -150,6 +150,22 @@ class RealEngines:
         return RealEngine(stack.enter_context(process))
 
 
+class Lent:
+    """An engine that somebody else started and will end."""
+
+    shared = True
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.name = name
+        self._engine = engine
+
+    @contextlib.contextmanager
+    def engine(self, cores: int) -> Iterator[Engine]:
+        if cores != 1:
+            raise NoEngineError(f"the engine lent has 1 core, {cores} were asked for")
+        yield self._engine
+
+
 # --- simulated ------------------------------------------------------------------------------------------------------
 
 

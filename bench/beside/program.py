@@ -21,6 +21,7 @@ from typing import Self
 from watcher import OURS, free_port
 
 START_SEC = 30.0
+_END_SEC = 5.0
 LOOK_SEC = 0.1
 """Between two looks at /healthz."""
 
@@ -199,7 +200,7 @@ class Running:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = stat.read_text().rpartition(")")[2].split()
-                if int(fields[3]) == self._process.pid:
+                if fields[0] != "Z" and int(fields[3]) == self._process.pid:
                     found.append(int(stat.parent.name))
         return found
 
@@ -247,10 +248,9 @@ class Running:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)
-                if number is signal.SIGTERM and not self._pids():
-                    break
+            until = time.monotonic() + _END_SEC
+            while (self._process.poll() is None or self._pids()) and time.monotonic() < until:
+                time.sleep(0.01)
         self._stack.close()
 
 
