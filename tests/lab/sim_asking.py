@@ -51,6 +51,8 @@ def ask(
 
 def canary(sim: SimProcess, *, timeout: float = 5.0, core: int | None = None, stream: bool = False) -> Answer:
     """A one-token request, aimed at a core if one is given."""
+    if sim.engine == "trtllm":
+        return ask(sim, "/v1/completions", {"prompt": "Test", "max_tokens": 1, "stream": stream}, timeout=timeout)
     if sim.engine == "vllm":
         headers = {} if core is None else {"X-data-parallel-rank": str(core)}
         body = {"prompt": "Test", "max_tokens": 1, "stream": stream}
@@ -59,6 +61,15 @@ def canary(sim: SimProcess, *, timeout: float = 5.0, core: int | None = None, st
     if core is not None:
         native["routed_dp_rank"] = core
     return ask(sim, "/generate", native, timeout=timeout)
+
+
+def generation_path(sim: SimProcess) -> str:
+    """Where a prompt goes that names both `prompt` and `text`."""
+    return "/generate" if sim.engine == "sglang" else "/v1/completions"
+
+
+def page_path(sim: SimProcess) -> str:
+    return "/prometheus/metrics" if sim.engine == "trtllm" else "/metrics"
 
 
 def hangs(question: Callable[[], object]) -> bool:
@@ -71,7 +82,7 @@ def hangs(question: Callable[[], object]) -> bool:
 
 
 def page(sim: SimProcess, **options: Any) -> str:
-    answer = ask(sim, "/metrics", **options)
+    answer = ask(sim, page_path(sim), **options)
     assert answer.status == 200
     return answer.text
 

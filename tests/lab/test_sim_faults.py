@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 from tests.lab.conftest import SimFactory
-from tests.lab.sim_asking import ask, canary, eventually, hangs, page, value
+from tests.lab.sim_asking import ask, canary, eventually, generation_path, hangs, page, page_path, value
 
 from enginewatch.lab.sim.enginelog import EngineLog
 from enginewatch.lab.sim.faults import ANSWERS, METRICS, Faults
 from enginewatch.lab.sim.process import SimError, SimProcess
 
 
-@pytest.fixture(params=["vllm", "sglang"])
+@pytest.fixture(params=["vllm", "sglang", "trtllm"])
 def engine(request: pytest.FixtureRequest, warm: SimFactory) -> SimProcess:
+    if request.param == "trtllm":
+        return warm("trtllm", step_ms=5, return_perf_metrics=True)
     return warm(request.param, step_ms=5)
 
 
@@ -66,8 +68,7 @@ def test_a_connection_can_be_reset(engine: SimProcess) -> None:
 def test_a_frozen_answer_begins_and_does_not_end(engine: SimProcess, stream: bool) -> None:
     engine.fault(answer="freeze")
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=0.3)
-    path = "/v1/completions" if engine.engine == "vllm" else "/generate"
-    connection.request("POST", path, json.dumps({"prompt": "a", "text": "a", "stream": stream}))
+    connection.request("POST", generation_path(engine), json.dumps({"prompt": "a", "text": "a", "stream": stream}))
     response = connection.getresponse()
     assert response.status == 200
     assert response.read(1)
@@ -88,7 +89,7 @@ def test_an_error_object_can_come_with_a_200(engine: SimProcess, stream: bool) -
 def test_a_finish_reason_can_be_an_error(engine: SimProcess) -> None:
     engine.fault(answer="error-finish")
     answer = canary(engine)
-    reason: Any = answer.json["choices"][0]["finish_reason"] if engine.engine == "vllm" else answer.json["meta_info"]
+    reason: Any = answer.json["meta_info"] if engine.engine == "sglang" else answer.json["choices"][0]["finish_reason"]
     assert "error" in json.dumps(reason)
 
 
@@ -127,7 +128,7 @@ def test_a_scrape_can_be_reset(engine: SimProcess) -> None:
 def test_a_slow_scrape_answers_in_full(engine: SimProcess) -> None:
     whole = len(page(engine))
     engine.fault(metrics_delay_sec=0.4)
-    answer = ask(engine, "/metrics")
+    answer = ask(engine, page_path(engine))
     assert answer.seconds >= 0.4
     assert len(answer.body) == pytest.approx(whole, rel=0.05)
 
@@ -146,7 +147,11 @@ def test_a_huge_page_has_the_size_asked_for_and_the_real_series_at_its_end(engin
     text = page(engine)
     assert len(text) == 3_000_000
     tail = text[-200_000:]
-    name = "vllm:num_requests_running{" if engine.engine == "vllm" else "sglang:num_running_reqs{"
+    name = {
+        "vllm": "vllm:num_requests_running{",
+        "sglang": "sglang:num_running_reqs{",
+        "trtllm": "trtllm_prompt_cached_tokens_total{",
+    }[engine.engine]
     assert name in tail
     own = "generation_tokens_total{" in text[:100]
     assert own is (kind == "huge-own")
@@ -163,7 +168,7 @@ def test_a_dripping_page_comes_at_the_given_rate(engine: SimProcess) -> None:
 def page_for(engine: SimProcess, seconds: float) -> bytes:
     """What arrives of a page in so many seconds."""
     connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=0.3)
-    connection.request("GET", "/metrics")
+    connection.request("GET", page_path(engine))
     response = connection.getresponse()
     end = time.monotonic() + seconds
     got = b""

@@ -8,7 +8,7 @@ import json
 
 import pytest
 from tests.lab.conftest import SimFactory
-from tests.lab.sim_asking import ask, canary, eventually, hangs, page, value
+from tests.lab.sim_asking import ask, canary, eventually, generation_path, hangs, page, value
 
 from enginewatch.client.target import EngineClient, Target
 from enginewatch.core.events import Flags
@@ -32,7 +32,12 @@ def sglang(warm: SimFactory) -> SimProcess:
     return engine
 
 
-@pytest.fixture(params=["vllm", "sglang"])
+@pytest.fixture
+def trtllm(warm: SimFactory) -> SimProcess:
+    return warm("trtllm", step_ms=5, iter_stats=True)
+
+
+@pytest.fixture(params=["vllm", "sglang", "trtllm"])
 def either(request: pytest.FixtureRequest) -> SimProcess:
     engine: SimProcess = request.getfixturevalue(request.param)
     return engine
@@ -147,8 +152,7 @@ def test_sglang_health_goes_through_the_scheduler_and_ready_does_not(sglang: Sim
 def test_a_stream_from_a_hung_engine_begins_with_a_200_and_brings_nothing(either: SimProcess) -> None:
     either.stop()
     connection = http.client.HTTPConnection("127.0.0.1", either.port, timeout=WAIT)
-    path = "/v1/completions" if either.engine == "vllm" else "/generate"
-    connection.request("POST", path, json.dumps({"prompt": "a", "text": "a", "stream": True}))
+    connection.request("POST", generation_path(either), json.dumps({"prompt": "a", "text": "a", "stream": True}))
     response = connection.getresponse()
     assert response.status == 200
     with pytest.raises(TimeoutError):

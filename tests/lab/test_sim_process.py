@@ -57,6 +57,7 @@ def refused(engine: SimProcess) -> bool:
         ("vllm", 2, ["VLLM::EngineCore_DP0", "VLLM::EngineCore_DP1"]),
         ("sglang", 1, ["sglang::scheduler"]),
         ("sglang", 2, ["sglang::scheduler_DP0", "sglang::scheduler_DP1"]),
+        ("trtllm", 1, ["mpi4py.futures.server"]),
     ],
 )
 def test_ranks_carry_the_titles_of_the_real_ones_and_are_children_of_the_front_end(
@@ -70,7 +71,7 @@ def test_ranks_carry_the_titles_of_the_real_ones_and_are_children_of_the_front_e
 
 
 def test_processes_are_small(warm: SimFactory) -> None:
-    for engine in ("vllm", "sglang"):
+    for engine in ("vllm", "sglang", "trtllm"):
         started = warm(engine, step_ms=5)
         assert resident_kib(started.pid) < 48 * 1024
         assert resident_kib(started.rank().pid) < 20 * 1024
@@ -81,7 +82,7 @@ def test_an_idle_engine_uses_next_to_no_processor(warm: SimFactory) -> None:
         fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids(engine)]
         return sum(int(each[11]) + int(each[12]) for each in fields)
 
-    engines = [warm("vllm", step_ms=5), warm("sglang", step_ms=5)]
+    engines = [warm("vllm", step_ms=5), warm("sglang", step_ms=5), warm("trtllm", step_ms=5)]
     before = [ticks(engine) for engine in engines]
     time.sleep(1.0)
     after = [ticks(engine) for engine in engines]
@@ -242,7 +243,16 @@ def test_a_start_that_fails_is_told_and_leaves_nothing(warm: SimFactory) -> None
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"engine": "tgi"}, "engine"), ({"role": "both"}, "role"), ({"dp": 0}, "dp"), ({"step_ms": -1.0}, "step-ms")],
+    [
+        ({"engine": "tgi"}, "engine"),
+        ({"role": "both"}, "role"),
+        ({"dp": 0}, "dp"),
+        ({"step_ms": -1.0}, "step-ms"),
+        ({"engine": "trtllm", "dp": 2}, "dp is 2"),
+        ({"engine": "trtllm", "api_key": "secret"}, "api-key"),
+        ({"engine": "trtllm", "iter_stats_interval": 0}, "iter-stats-interval"),
+        ({"engine": "trtllm", "hang_detection_sec": -1.0}, "hang-detection-sec"),
+    ],
 )
 def test_a_wrong_option_is_named(options: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):

@@ -7,11 +7,12 @@ HTTP answers, whose gauges are stale and whose requests hang, without a line of 
 Processes of one simulated engine (`python -m enginewatch.lab.sim vllm`):
     - `enginewatch-sim`: the supervisor. It keeps the port number over restarts and starts the front end again.
     - the front end: listens itself, so that "connection refused" is real while it is down or loading.
-    - `VLLM::EngineCore`, `sglang::scheduler`...: the ranks, children of the front end.
+    - `VLLM::EngineCore`, `sglang::scheduler`, `mpi4py.futures.server`: the ranks, children of the front end.
 
 Modules:
-    - rank side, few imports: wire, lineage, job, vllm_core, sglang_core, rank
-    - front end: ranks, page, vllm_families, vllm_page, sglang_families, sglang_page, http_page, engine, enginelog,
-      vllm_http, sglang_http, metrics_http, middleware, faults, spoil, load, control, frontend
+    - rank side, few imports: wire, lineage, job, vllm_core, sglang_core, trtllm_core, trtllm_rank, rank
+    - front end: ranks, page, vllm_families, vllm_page, sglang_families, sglang_page, trtllm_families, trtllm_page,
+      trtllm_stats, http_page, engine, enginelog, vllm_http, sglang_http, trtllm_http, metrics_http, middleware, faults,
+      spoil, load, control, frontend
     - around them: options, supervisor, and process, with which tests and drills start one
 """

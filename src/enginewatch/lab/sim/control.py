@@ -92,12 +92,17 @@ class Control:
     async def _set_faults(self, request: web.Request) -> web.Response:
         engine = self._engine
         before = engine.faults.to_dict()
+        changes = await read_json(request)
+        if changes.get("deadlock") and engine.hold is None:
+            return _refuse(f"a simulated {engine.options.engine} cannot deadlock; stop its rank with kill -STOP")
         try:
-            engine.faults.update(await read_json(request))
+            engine.faults.update(changes)
         except ValueError as error:
             return _refuse(str(error))
         faults = engine.faults
         self._tune()
+        if faults.deadlock != before["deadlock"] and engine.hold is not None:
+            engine.hold(faults.deadlock)
         # A core that hangs would never acknowledge; the switch must not wait for it.
         if faults.paused != before["paused"]:
             self._begin(engine.set_paused(faults.paused, "keep"))
@@ -117,6 +122,8 @@ class Control:
         engine = self._engine
         self._load.stop()
         engine.faults.update(Faults().to_dict())
+        if engine.hold is not None:
+            engine.hold(False)
         self._tune()
         if engine.sleep_level:
             await engine.set_sleep_level(0)
@@ -196,7 +203,7 @@ def _help() -> str:
         f"answer:  {', '.join(ANSWERS)}\n"
         f"metrics: {', '.join(METRICS)}\n\n"
         f"POST /_sim/load takes a JSON object of these:\n{load}\n"
-        "To hang a core: kill -STOP its rank's process, whose pid /_sim/state shows.\n"
+        "To hang a core: kill -STOP its rank's process, whose pid /_sim/state shows; TensorRT-LLM also: deadlock.\n"
     )
 
 

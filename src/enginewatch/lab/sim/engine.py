@@ -1,10 +1,11 @@
-"""What the two simulated engines have in common in their front end: one object that the routes, the faults and the
+"""What the simulated engines have in common in their front end: one object that the routes, the faults and the
 controls share."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -42,6 +43,8 @@ class Engine:
     Attributes:
         open_requests: generation requests that came over HTTP and have no complete answer yet.
         page_count: metrics pages served.
+        end: ends this front end with an exit code.
+        hold: switches a deadlock of the rank's loop whose process lives on; None where that cannot be simulated.
     """
 
     def __init__(self, options: SimOptions, page: EnginePage, ranks: Ranks, log: EngineLog) -> None:
@@ -52,6 +55,8 @@ class Engine:
         self.faults = Faults()
         self.open_requests = 0
         self.page_count = 0
+        self.end: Callable[[int], None] = lambda code: None
+        self.hold: Callable[[bool], None] | None = None
         self.started_at = time.time()
         self.paused = False
         self.sleep_level = 0

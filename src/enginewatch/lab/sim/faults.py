@@ -53,6 +53,8 @@ class Faults:
         paused: the engine is paused, as by its own endpoint; running requests are kept.
         sleeping: sleep level (1, 2), 0 = awake. vLLM only.
         peer_gone: the prefill/decode partner never comes.
+        deadlock: the executor's loop stands still while its process lives and answers for statistics. TensorRT-LLM
+            only; SIGSTOP is the hang of all of a process.
         health: what /health answers regardless, a status as text.
     """
 
@@ -70,6 +72,7 @@ class Faults:
     paused: bool = False
     sleeping: int = 0
     peer_gone: bool = False
+    deadlock: bool = False
     health: str = ""
 
     def update(self, changes: dict[str, Any]) -> None:

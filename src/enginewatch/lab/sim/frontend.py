@@ -20,18 +20,22 @@ from enginewatch.lab.sim.control import Control
 from enginewatch.lab.sim.engine import Engine
 from enginewatch.lab.sim.enginelog import EngineLog
 from enginewatch.lab.sim.lineage import die_with_parent
-from enginewatch.lab.sim.metrics_http import metrics
+from enginewatch.lab.sim.metrics_http import Read, metrics, page_of
 from enginewatch.lab.sim.middleware import Routes, counting, guarded, spoiled
 from enginewatch.lab.sim.options import SimOptions
 from enginewatch.lab.sim.ranks import Ranks
 from enginewatch.lab.sim.sglang_http import SglangHttp
 from enginewatch.lab.sim.sglang_page import SglangPage
+from enginewatch.lab.sim.trtllm_http import TrtllmHttp
+from enginewatch.lab.sim.trtllm_page import TrtllmPage
+from enginewatch.lab.sim.trtllm_stats import IterationStats
 from enginewatch.lab.sim.vllm_http import VllmHttp
 from enginewatch.lab.sim.vllm_page import VllmPage
 from enginewatch.lab.sim.wire import encode
 
-FrontPage = VllmPage | SglangPage
+FrontPage = VllmPage | SglangPage | TrtllmPage
 
+_PAGES: dict[str, type[FrontPage]] = {"vllm": VllmPage, "sglang": SglangPage, "trtllm": TrtllmPage}
 _MAX_BODY_BYTES = 64 * 2**20
 _SHUTDOWN_SEC = 0.2
 
@@ -46,18 +50,24 @@ class FrontEnd:
         self._supervisor = supervisor
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._began = time.monotonic()
+        self._stats: IterationStats | None = None
 
     async def serve(self) -> int:
         """Load, serve until told to end or a core dies; returns the exit code."""
         options = self._options
-        page: FrontPage = VllmPage(options) if options.engine == "vllm" else SglangPage(options)
+        page = _PAGES[options.engine](options)
         ranks = Ranks(options, page)
         engine = Engine(options, page, ranks, EngineLog(options.log_file, options.log_format))
+        engine.end = self._end
         ranks.on_death = self._core_died
+        routes, pages = self._routes(engine, page)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._end, 0)
         runner = web.AppRunner(
-            self._app(engine, page), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SEC, access_log=None
+            self._app(engine, page, routes, pages),
+            handler_cancellation=True,
+            shutdown_timeout=_SHUTDOWN_SEC,
+            access_log=None,
         )
         try:
             await ranks.start()
@@ -70,25 +80,48 @@ class FrontEnd:
             return await self._exit
         finally:
             await runner.cleanup()
+            if self._stats is not None:
+                self._stats.close()
             ranks.kill()
 
-    def _app(self, engine: Engine, page: FrontPage) -> web.Application:
-        routes: Routes = VllmHttp(engine) if engine.options.engine == "vllm" else SglangHttp(engine)
+    def _routes(self, engine: Engine, page: FrontPage) -> tuple[Routes, dict[str, Read]]:
+        """The engine's own routes, and what it answers to scrapes, by path."""
+        if engine.options.engine == "vllm":
+            return VllmHttp(engine), {"/metrics": page_of(engine)}
+        if engine.options.engine == "sglang":
+            return SglangHttp(engine), {"/metrics": page_of(engine)}
+        assert isinstance(page, TrtllmPage)
+        stats = self._stats = IterationStats(engine.options, page.on_iteration)
+        engine.ranks.connect_calls = stats.connect
+        engine.hold = stats.hold
+        page.on_completion = stats.completed
+        routes = TrtllmHttp(engine, stats)
+        pages: dict[str, Read] = {"/metrics": routes.records}
+        if engine.options.return_perf_metrics:
+            pages["/prometheus/metrics"] = page_of(engine)
+        return routes, pages
+
+    def _app(self, engine: Engine, page: FrontPage, routes: Routes, pages: dict[str, Read]) -> web.Application:
         app = web.Application(
             middlewares=[counting(page), guarded(engine, routes), spoiled(engine, routes)],
             client_max_size=_MAX_BODY_BYTES,
         )
         routes.add_routes(app)
 
-        async def page_of(request: web.Request) -> web.StreamResponse:
-            return await metrics(engine, request)
+        for path, read in pages.items():
 
-        app.router.add_get("/metrics", page_of)
+            async def scraped(request: web.Request, read: Read = read) -> web.StreamResponse:
+                return await metrics(engine, request, read)
+
+            app.router.add_get(path, scraped)
         Control(engine, self._tell, self._restarts).add_routes(app)
         return app
 
     def _core_died(self, core: str) -> None:
-        # vLLM answers 503 until its watchdog ends the server; SGLang's watches its children every second.
+        # vLLM answers 503 until its watchdog ends the server; SGLang's watches its children every second; TensorRT-LLM
+        # answers 503 for ever, or until somebody asks for its health.
+        if self._options.engine == "trtllm":
+            return
         wait = self._options.core_death_exit_sec if self._options.engine == "vllm" else 1.0
         asyncio.get_running_loop().call_later(wait, self._end, 1)
 

@@ -70,9 +70,9 @@ class Load:
                     return
 
     async def _request(self, prompt: int, max_tokens: int, core: str | None, fields_: dict[str, Any]) -> None:
-        # A vLLM prefill does its part alone; the other sides of a pair wait for their partner.
+        # A prefill of vLLM and of TensorRT-LLM does its part alone; the other sides of a pair wait for their partner.
         options = self._engine.options
-        alone = options.role == "agg" or (options.engine == "vllm" and options.role == "prefill")
+        alone = options.role == "agg" or (options.engine != "sglang" and options.role == "prefill")
         peer = "" if alone else "peer"
         try:
             with self._engine.ranks.open(prompt, max_tokens, core=core, fields={"peer": peer, **fields_}) as stream:

@@ -1,17 +1,30 @@
-"""GET /metrics: the page, and everything that can be wrong with it."""
+"""Scrapes: a page of metrics, and everything that can be wrong with it."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from enginewatch.lab.sim import spoil
 from enginewatch.lab.sim.engine import Engine
 
+Read = Callable[[web.Request, bool], Awaitable[tuple[bytes, str]]]
+"""Makes a page and its content type; with false the engine says nothing of itself on it."""
 
-async def metrics(engine: Engine, request: web.Request) -> web.StreamResponse:
+
+def page_of(engine: Engine) -> Read:
+    """The engine's Prometheus page."""
+
+    async def read(request: web.Request, engine_series: bool) -> tuple[bytes, str]:
+        return engine.page.render(request.headers.get("Accept", ""), engine_series)
+
+    return read
+
+
+async def metrics(engine: Engine, request: web.Request, read: Read) -> web.StreamResponse:
     """Answer one scrape, under the faults in force."""
     faults = engine.faults
     engine.page_count += 1
@@ -29,7 +42,7 @@ async def metrics(engine: Engine, request: web.Request) -> web.StreamResponse:
         return web.json_response([])
     if kind.isdigit():
         return spoil.status(int(kind), "simulated fault of /metrics")
-    page, content_type = engine.page.render(request.headers.get("Accept", ""), kind != "no-engine-series")
+    page, content_type = await read(request, kind != "no-engine-series")
     if faults.drop_series and not (faults.drop_every_other and engine.page_count % 2):
         page = spoil.without(page, faults.drop_series)
     if kind == "empty":

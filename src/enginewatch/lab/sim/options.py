@@ -7,11 +7,11 @@ from typing import Any, Literal, get_args
 
 from enginewatch.engines.profile import ROLES, Role, version_tuple
 
-Engine = Literal["vllm", "sglang"]
+Engine = Literal["vllm", "sglang", "trtllm"]
 LogFormat = Literal["plain", "cri"]
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-DEFAULT_VERSIONS: dict[Engine, str] = {"vllm": "0.32.0", "sglang": "0.5.23"}
+DEFAULT_VERSIONS: dict[Engine, str] = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.4.0rc4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SimOptions:
             multiprocess registry: no process_* and no *_created series. One front-end process answers all the same.
         load_sec: model load; until it is over the port refuses connections.
         step_ms: milliseconds of one scheduler step.
-        api_key: when set, what `Authorization: Bearer` must carry.
+        api_key: when set, what `Authorization: Bearer` must carry. TensorRT-LLM has none.
         version: reported version; decides which series a SGLang page has. Empty = the newest known.
         dev_mode: vLLM's VLLM_SERVER_DEV_MODE: /pause, /is_paused, /sleep...
         load_tracking: vLLM's --enable-server-load-tracking: /load tells the open requests, otherwise always 0.
@@ -37,13 +37,25 @@ class SimOptions:
         core_death_exit_sec: how long a vLLM front end stays up, answering 503, after a core died.
         restart: start the engine again after it exited by itself, as a kubelet would.
         max_running: requests that run at once on one core; the others wait.
-        max_batched_tokens: token budget of one step (vLLM), chunk of a prefill (SGLang); 0 = the engine's default.
+        max_batched_tokens: token budget of one step (vLLM, TensorRT-LLM), chunk of a prefill (SGLang); 0 = the engine's
+            default.
         block_size: tokens per KV block.
         kv_tokens: KV capacity of one core in tokens.
         transfer_sec: how long a KV transfer from or to a P/D partner takes.
         health_timeout_sec: after how long SGLang's /health gives up.
         gauge_stale_sec: how long SGLang gauges keep their last value when the engine becomes idle; negative = what
             the version does (30 before 0.5.18, then 0).
+        iter_stats: TensorRT-LLM's enable_iter_perf_stats, off as in the real one: without it GET /metrics is always [].
+        iter_stats_interval: keep the record of every so many iterations only (iter_perf_stats_interval).
+        iter_stats_max: records kept until somebody reads them; the oldest are dropped (iter_stats_max_iterations).
+        return_perf_metrics: TensorRT-LLM's option of that name: /prometheus/metrics exists, and its collector is the
+            only reader of the records.
+        blocking_stats: TensorRT-LLM reads the records as its releases 1.2 and 1.3 did: all of the server waits for the
+            rank meanwhile.
+        hang_detection_sec: after how long without an iteration TensorRT-LLM's HangDetector kills the ranks; 0 = never.
+        exit_when_dead: a TensorRT-LLM server whose executor has died ends at the next GET /health, instead of
+            answering 503 for ever (NVIDIA/TensorRT-LLM#18663).
+        no_health_generate: no /health_generate, as in old TensorRT-LLM.
         log_file: file that gets the engine's log lines; empty = none.
         log_format: how lines are written: `plain`, or with the prefix a container runtime puts before them.
         until_stdin_closes: end when standard input closes, so that no engine outlives the test that started it.
@@ -72,6 +84,14 @@ class SimOptions:
     transfer_sec: float = 0.05
     health_timeout_sec: float = 20.0
     gauge_stale_sec: float = -1.0
+    iter_stats: bool = False
+    iter_stats_interval: int = 1
+    iter_stats_max: int = 1000
+    return_perf_metrics: bool = False
+    blocking_stats: bool = False
+    hang_detection_sec: float = 300.0
+    exit_when_dead: bool = False
+    no_health_generate: bool = False
     log_file: str = ""
     log_format: LogFormat = "plain"
     until_stdin_closes: bool = False
@@ -93,10 +113,21 @@ class SimOptions:
             return f"port is {self.port}, expected 0 (any free port) to 65535"
         if not 1 <= self.dp <= 256:
             return f"dp is {self.dp}, expected 1 to 256 cores"
-        for name in ("max_running", "block_size", "kv_tokens"):
+        if self.engine == "trtllm" and (self.dp > 1 or self.api_key):
+            given, why = (f"dp is {self.dp}", "one core") if self.dp > 1 else ("api-key is set", "no key")
+            return f"{given}, expected {why}: a simulated trtllm has no other"
+        for name in ("max_running", "block_size", "kv_tokens", "iter_stats_interval", "iter_stats_max"):
             if getattr(self, name) < 1:
                 return f"{name.replace('_', '-')} is {getattr(self, name)}, expected at least 1"
-        for name in ("api_servers", "load_sec", "step_ms", "core_death_exit_sec", "transfer_sec", "max_batched_tokens"):
+        for name in (
+            "api_servers",
+            "load_sec",
+            "step_ms",
+            "core_death_exit_sec",
+            "transfer_sec",
+            "max_batched_tokens",
+            "hang_detection_sec",
+        ):
             if getattr(self, name) < 0:
                 return f"{name.replace('_', '-')} is {getattr(self, name)}, expected 0 or more"
         return None
@@ -109,7 +140,7 @@ class SimOptions:
     @property
     def token_budget(self) -> int:
         """Tokens of one step, or of one prefill chunk: the engines' own defaults unless given."""
-        return self.max_batched_tokens or {"vllm": 2048, "sglang": 8192}[self.engine]
+        return self.max_batched_tokens or {"vllm": 2048, "sglang": 8192, "trtllm": 8192}[self.engine]
 
     @property
     def multiprocess(self) -> bool:

@@ -17,6 +17,8 @@ import setproctitle
 
 from enginewatch.lab.sim.lineage import die_with_parent
 from enginewatch.lab.sim.sglang_core import SglangCore
+from enginewatch.lab.sim.trtllm_core import TrtllmCore
+from enginewatch.lab.sim.trtllm_rank import Worker
 from enginewatch.lab.sim.vllm_core import VllmCore
 from enginewatch.lab.sim.wire import Inbox, Message, encode
 
@@ -24,7 +26,7 @@ Core = VllmCore | SglangCore
 
 
 def make_core(config: Message) -> Core:
-    """The scheduler of the engine named in `config`."""
+    """The scheduler of the engine named in `config`, one whose process is nothing but its loop."""
     return VllmCore(config) if config["engine"] == "vllm" else SglangCore(config)
 
 
@@ -59,6 +61,8 @@ def main() -> int:
     sock = socket.socket(fileno=config["fd"])
     try:
         sock.sendall(encode({"op": "ready", "pid": os.getpid()}))
+        if config["engine"] == "trtllm":
+            Worker(TrtllmCore(config), config, sock, socket.socket(fileno=config["calls_fd"])).run()
         loop(make_core(config), sock)
     except (EOFError, ConnectionError):
         return 0

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ class Stream:
     Attributes:
         produced: output tokens that arrived.
         arrived_at, moved_at: monotonic seconds of its arrival and of its last token.
+        first_at: of its first token, where the page wants to know.
     """
 
     def __init__(self, id_: str, core: str, prompt: int, max_tokens: int, *, probe: bool, streaming: bool) -> None:
@@ -41,6 +42,7 @@ class Stream:
         self.streaming = streaming
         self.produced = 0
         self.arrived_at = self.moved_at = time.monotonic()
+        self.first_at: float | None = None
         self.finished = False
         self.outputs: asyncio.Queue[dict[str, Any] | CoreDied] = asyncio.Queue()
 
@@ -106,6 +108,8 @@ class Ranks:
         """Monotonic time at which any rank last produced output for any request."""
         self.loop_at: dict[str, float] = {}
         """Wall time of each core's last message: when its loop last said anything."""
+        self.connect_calls: Callable[[socket.socket], Awaitable[None]] | None = None
+        """Takes the front end's end of a second channel, for calls that do not go through the rank's loop."""
         self.all = [Rank(str(core), rank_title(options, core)) for core in range(options.dp)]
 
     # --- processes --------------------------------------------------------------------------------------------------
@@ -116,13 +120,18 @@ class Ranks:
         await asyncio.gather(*ready)
 
     async def _spawn(self, rank: Rank) -> asyncio.Future[None]:
-        ours = self._launch(rank)
+        calls: tuple[socket.socket, socket.socket] | None = None
+        if self.connect_calls is not None:
+            calls = socket.socketpair()
+        ours = self._launch(rank, calls[1] if calls is not None else None)
+        if self.connect_calls is not None and calls is not None:
+            await self.connect_calls(calls[0])
         reader, rank.writer = await asyncio.open_connection(sock=ours, limit=_LINE_LIMIT)
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks.append(asyncio.create_task(self._listen(rank, reader, ready)))
         return ready
 
-    def _launch(self, rank: Rank) -> socket.socket:
+    def _launch(self, rank: Rank, calls: socket.socket | None) -> socket.socket:
         ours, theirs = socket.socketpair()
         options = self._options
         config = {
@@ -138,15 +147,27 @@ class Ranks:
             "kv_blocks": max(1, options.kv_tokens // options.block_size),
             "transfer_sec": options.transfer_sec,
             "gauge_stale_sec": options.stale_sec,
+            "iter_stats": options.iter_stats,
+            "iter_stats_interval": options.iter_stats_interval,
+            "iter_stats_max": options.iter_stats_max,
+            "hang_detection_sec": options.hang_detection_sec,
+            "log_file": options.log_file,
+            "log_format": options.log_format,
         }
+        passed = [theirs.fileno()]
+        if calls is not None:
+            config["calls_fd"] = calls.fileno()
+            passed.append(calls.fileno())
         # Standard output belongs to the supervisor's announcements.
         rank.process = subprocess.Popen(
             [sys.executable, "-m", "enginewatch.lab.sim.rank", json.dumps(config)],
-            pass_fds=[theirs.fileno()],
+            pass_fds=passed,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
         theirs.close()
+        if calls is not None:
+            calls.close()
         rank.pid = rank.process.pid
         return ours
 
@@ -275,6 +296,5 @@ class Ranks:
 
 def rank_title(options: SimOptions, core: int) -> str:
     """The process title that the real engine's rank has."""
-    if options.engine == "vllm":
-        return "VLLM::EngineCore" + (f"_DP{core}" if options.dp > 1 else "")
-    return "sglang::scheduler" + (f"_DP{core}" if options.dp > 1 else "")
+    name = {"vllm": "VLLM::EngineCore", "sglang": "sglang::scheduler", "trtllm": "mpi4py.futures.server"}
+    return name[options.engine] + (f"_DP{core}" if options.dp > 1 else "")

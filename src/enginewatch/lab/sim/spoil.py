@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import struct
@@ -55,7 +56,8 @@ async def truncated(request: web.Request, page: bytes, content_type: str) -> web
     response = web.StreamResponse(headers={"Content-Type": content_type})
     response.content_length = len(page)
     await response.prepare(request)
-    cut = page.rfind(b"\n", 0, len(page) // 2) - 3
+    end = page.rfind(b"\n", 0, len(page) // 2)
+    cut = end - 3 if end > 0 else len(page) // 2
     await response.write(page[:cut])
     if request.transport is not None:
         request.transport.close()
@@ -78,10 +80,13 @@ def padded(page: bytes, size: int, *, own: bool) -> bytes:
     """The page behind so much padding that it has exactly `size` bytes.
 
     The padding comes first, so that a reader that stops early sees nothing of the page proper. `own` repeats a counter
-    that every watcher of the engine wants, under ever new cores; otherwise the names are foreign.
+    that every watcher of the engine wants, under ever new cores; otherwise the names are foreign. A page of JSON is
+    padded with records (`own`) or white space.
     """
-    engine = b"sglang" if b"\nsglang:" in page else b"vllm"
-    name = engine + b":generation_tokens_total" if own else b"foreign:series_total"
+    if page.startswith(b"["):
+        return _padded_json(page, size, own=own)
+    engine = next((name for name in (b"sglang:", b"trtllm_") if b"\n" + name in page), b"vllm:")
+    name = engine + b"generation_tokens_total" if own else b"foreign:series_total"
     missing = size - len(page)
     lines: list[bytes] = []
     number = 0
@@ -100,8 +105,21 @@ def padded(page: bytes, size: int, *, own: bool) -> bytes:
     return b"".join(lines) + page
 
 
+def _padded_json(page: bytes, size: int, *, own: bool) -> bytes:
+    record = b'{"iter": 1, "numActiveRequests": 1, "numQueuedRequests": 0}'
+    rest = page[1:]
+    count = max(0, (size - len(page)) // (len(record) + 2)) if own else 0
+    records = b"".join(record + b", " for _ in range(count))
+    if count and rest.lstrip().startswith(b"]"):
+        records = records[:-2]
+    return b"[" + b" " * max(0, size - len(page) - len(records)) + records + rest
+
+
 def without(page: bytes, names: list[str]) -> bytes:
-    """The page without the series and comments of the named samples or families."""
+    """The page without the series and comments of the named samples or families, or the records without these keys."""
+    if page.startswith(b"["):
+        kept = [{key: value for key, value in record.items() if key not in names} for record in json.loads(page)]
+        return json.dumps(kept).encode()
     dropped = "|".join(re.escape(name) for name in names)
     endings = rb"(?:_total|_created|_bucket|_count|_sum)?"
     pattern = rb"(?m)^(?:# (?:HELP|TYPE) )?(?:%s)%s(?=[{ ]).*\n" % (dropped.encode(), endings)
