@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.real import install_vllm
-from tests.real.engine import VllmProcess
-
-STEP_TOKENS = 16
-"""Tokens per engine step, so few that the tiny model's prefill of a long prompt takes many times the stall threshold
-(measured: 12,000 tokens in 10 s) while its counters stand still."""
-
-PROMPT_TOKENS_MAX = 32768
+from tests.real.engine import ONE_CORE, VllmProcess
 
 
 @pytest.fixture(scope="session")
@@ -45,13 +39,6 @@ def tiny_model(vllm_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def vllm(vllm_venv: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
     """One API server, one engine core, one worker; idle between tests."""
-    arguments = [
-        *("--max-model-len", str(PROMPT_TOKENS_MAX)),
-        # A batch may not be smaller than the number of requests in it.
-        *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", "8"),
-        # The same prompt twice must cost the same twice.
-        "--no-enable-prefix-caching",
-    ]
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    with VllmProcess.start(vllm_venv, tiny_model, log, arguments) as engine:
+    with VllmProcess.start(vllm_venv, tiny_model, log, ONE_CORE) as engine:
         yield engine

@@ -29,6 +29,21 @@ READY_SEC = 300
 ASK_SEC = 20.0
 """How long the processes may take to end by themselves before they are killed."""
 
+STEP_TOKENS = 16
+"""Tokens per engine step, so few that the tiny model's prefill of a long prompt takes many times the stall threshold
+(measured: 12,000 tokens in 10 s) while its counters stand still."""
+
+PROMPT_TOKENS_MAX = 32768
+
+ONE_CORE = (
+    *("--max-model-len", str(PROMPT_TOKENS_MAX)),
+    # A batch may not be smaller than the number of requests in it.
+    *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", "8"),
+    # The same prompt twice must cost the same twice.
+    "--no-enable-prefix-caching",
+)
+"""Arguments that suit these tests, on two CPU cores."""
+
 ROLES = {"core": "VLLM::EngineCore", "worker": "VLLM::Worker", "api-server": "VLLM::APIServer"}
 """Process titles as `ps` shows them. With one API server, that one is the process we started itself."""
 
@@ -57,6 +72,21 @@ def get(url: str, timeout: float = 5.0) -> tuple[int, bytes]:
     except urllib.error.HTTPError as answer:
         with answer:
             return answer.code, answer.read()
+
+
+def post(url: str, timeout: float = 30.0) -> int:
+    """Status of an empty POST.
+
+    Raises:
+        OSError: No answer within `timeout` seconds.
+    """
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=b"", method="POST"), timeout=timeout) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return answer.code
 
 
 def descendants(root: int) -> dict[int, str]:
@@ -95,13 +125,16 @@ class VllmProcess:
 
     model = "tiny"
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, scratch: str) -> None:
-        self._process = process
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path, scratch: str) -> None:
+        self._command = list(command)
+        self._env = dict(env)
         self._scratch = scratch
         self._stopped: set[int] = set()
         self.url = f"http://127.0.0.1:{port}"
         self.port = port
         self.log = log
+        log.write_bytes(b"")
+        self._process = self._launch()
 
     @classmethod
     def start(
@@ -146,22 +179,33 @@ class VllmProcess:
             "TMPDIR": scratch,
             "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                env=inherited | quiet | dict(env or {}),
+        engine = cls(command, inherited | quiet | dict(env or {}), port, log, scratch)
+        try:
+            engine.wait_ready(ready_sec)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def restart(self) -> None:
+        """Starts another process in the place of this one: same command, same port, as a container restarts in place.
+
+        Whatever is left of the old one goes first, as the rest of a container goes with its first process. Returns at
+        once: what the sidecar says while the engine loads is of interest.
+        """
+        self._end_group(ask_sec=0)
+        self._process = self._launch()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self._command,
+                env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        engine = cls(process, port, log, scratch)
-        try:
-            engine._wait_ready(ready_sec)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
 
     def __enter__(self) -> Self:
         return self
@@ -220,6 +264,17 @@ class VllmProcess:
         pid = self.pids(role)[index]
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def wait_ended(self, timeout: float = 60.0) -> None:
+        """Returns when the process that we started has ended.
+
+        Raises:
+            AssertionError: Not within `timeout` seconds.
+        """
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"vLLM had not ended after {timeout} s; its log:\n{self.log_tail()}") from None
 
     def complete(self, prompt: str | list[int], max_tokens: int = 1, timeout: float = 30.0) -> dict[str, Any]:
         """One completion, to its last byte; `prompt` may be token ids.
@@ -293,16 +348,23 @@ class VllmProcess:
 
     def close(self) -> None:
         """Ends every process of the group: continued first, asked next, killed last."""
+        self._end_group(ASK_SEC)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _end_group(self, ask_sec: float) -> None:
         for pid in list(self._stopped):
             self.cont(pid)
-        self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + ASK_SEC
+        self._signal(signal.SIGTERM if ask_sec else signal.SIGKILL)
+        deadline = time.monotonic() + ask_sec
         while self._members() and time.monotonic() < deadline:
             self._process.poll()  # reaps it, or it would stay a member for ever
             time.sleep(0.1)
         self._signal(signal.SIGKILL)
         self._process.wait(timeout=20)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        deadline = time.monotonic() + 20
+        while self._members():
+            assert time.monotonic() < deadline, f"processes {self._members()} survive SIGKILL"
+            time.sleep(0.02)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -323,7 +385,12 @@ class VllmProcess:
         asked = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         return json.dumps(asked).encode(), {"Content-Type": "application/json"}
 
-    def _wait_ready(self, ready_sec: float) -> None:
+    def wait_ready(self, ready_sec: float = READY_SEC) -> None:
+        """Returns when the engine has answered a completion.
+
+        Raises:
+            EngineNotReadyError: It ended, or was not ready in time.
+        """
         deadline = time.monotonic() + ready_sec
         while True:
             if self._process.poll() is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -52,13 +53,15 @@ class SidecarProcess:
     """`enginewatch watch` with the settings above, warm-up switched off by file; sampled several times a second."""
 
     def __init__(self, engine_url: str, directory: Path, settings: Mapping[str, Any] | None = None) -> None:
-        config = directory / "config.json"
-        config.write_text(json.dumps({"warmup_sec": 0, **(settings or {})}))
+        directory.mkdir(parents=True, exist_ok=True)
+        self._config = directory / "config.json"
+        self._settings: dict[str, Any] = {"warmup_sec": 0}
+        self._write_config(settings or {})
         inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "enginewatch", "watch", "--engine-url", engine_url),
-                *("--listen", "127.0.0.1:0", "--config-file", str(config)),
+                *("--listen", "127.0.0.1:0", "--config-file", str(self._config)),
             ],
             env=inherited | ENVIRONMENT,
             stdin=subprocess.DEVNULL,
@@ -92,6 +95,18 @@ class SidecarProcess:
             self._process.wait()
             for thread in self._threads:
                 thread.join(timeout=10)
+
+    def configure(self, settings: Mapping[str, Any], timeout: float = 20.0) -> None:
+        """Turns hot settings, besides those that hold, and returns when the sidecar says that they hold.
+
+        Raises:
+            AssertionError: Not within `timeout` seconds.
+        """
+        self._write_config(settings)
+        deadline = time.monotonic() + timeout
+        while (holding := self.json("/verdict")["settings"]) != holding | settings:
+            assert time.monotonic() < deadline, f"{settings} not in force after {timeout} s: {holding}"
+            time.sleep(0.1)
 
     def json(self, path: str) -> dict[str, Any]:
         """A JSON body of the sidecar's.
@@ -136,17 +151,37 @@ class SidecarProcess:
         """The samples after a moment in Unix seconds."""
         return [sample for sample in self.samples if sample.at >= moment]
 
+    def states(self, moment: float) -> list[str]:
+        """The states seen since a moment in Unix seconds, each once per run of its kind."""
+        return [state for state, _ in itertools.groupby(sample.state for sample in self.since(moment))]
+
+    def noted(self, moment: float) -> list[dict[str, Any]]:
+        """The verdicts of /history since a moment in Unix seconds, oldest first.
+
+        Every change from or to a state that is not an everyday one is among them, however short it was.
+        """
+        return [event for event in self.history() if event["kind"] == "verdict" and unix(event["at"]) >= moment]
+
     def told(self, begun: int = 0) -> str:
-        """The states seen, each once per run of its kind, and the canaries, for the message of a failed test."""
+        """The states seen, each once per run of its kind, and the canaries, for the message of a failed test.
+
+        A body and the state beside it are two answers, so at a change they may differ.
+        """
         lines: list[str] = []
         last = None
         for sample in self.samples[begun:]:
             if (sample.status, sample.state) != last:
-                lines.append(f"{sample.at:.2f} {sample.status} {sample.body}")
+                lines.append(f"{sample.at:.2f} {sample.status} {sample.state}; {sample.body}")
                 last = (sample.status, sample.state)
         with contextlib.suppress(OSError, AssertionError):
             lines += [f"canary: {event}" for event in self.history() if event["kind"] == "canary"][-10:]
         return "\n".join(lines)
+
+    def _write_config(self, settings: Mapping[str, Any]) -> None:
+        self._settings |= settings
+        whole = self._config.with_suffix(".new")
+        whole.write_text(json.dumps(self._settings))
+        whole.replace(self._config)  # never half a file
 
     def _wait_url(self) -> str:
         deadline = time.monotonic() + 20

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.real.engine import EngineNotReadyError, VllmProcess, descendants, free_port, started_at
+from tests.real.engine import EngineNotReadyError, VllmProcess, descendants, free_port, get, started_at
 
 SERVING = """#!/usr/bin/env python3
 import http.server, subprocess, sys
@@ -102,6 +102,22 @@ def test_closing_ends_all_processes_whatever_state_they_are_in(engine: VllmProce
     while any(state(pid) not in ("gone", "Z") for pid in family) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert {pid: state(pid) for pid in family if state(pid) not in ("gone", "Z")} == {}
+
+
+def test_a_restart_puts_another_process_in_the_same_place(engine: VllmProcess) -> None:
+    """Also when the first process is gone already and has left its children behind."""
+    with engine:
+        family, port = descendants(engine.pid), engine.port
+        engine.kill("api-server")
+        engine.wait_ended(5)
+        assert any(state(pid) == "S" for pid in family), "the children were expected to outlive it"
+        engine.restart()
+        assert [pid for pid in family if state(pid) not in ("gone", "Z")] == []
+        engine.wait_ready(20)
+        assert engine.pid not in family
+        assert engine.port == port
+        assert get(f"{engine.url}/health")[0] == 200
+        assert len(descendants(engine.pid)) == 3
 
 
 def test_a_free_port_is_free() -> None:

@@ -1,0 +1,249 @@
+"""Processes of a real vLLM that freeze, die, come back, or rest on purpose: every state on the way, not only the end.
+
+One engine in development mode serves all tests, since only there can it be paused; two of them kill it and start it
+again in its place. Each test has sidecars of its own. Thresholds are a fifth to a sixth of the defaults, so the ratios
+between them are those of production; how long the engine itself takes to die or to load is not scaled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.real.engine import ONE_CORE, VllmProcess, get, post, started_at
+from tests.real.hangs import (
+    ALIVE,
+    DETECT_SEC,
+    SAMPLING_SEC,
+    assert_hang_is_seen_and_forgotten,
+    is_200,
+    is_503,
+)
+from tests.real.sidecar import CANARY_SEC, POLL_SEC, STALL_SEC, Sample, SidecarProcess, unix
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600, func_only=True)]
+
+METRICS_SEC = 2.0
+UNREACH_SEC = 6.0
+
+PATIENT_STALL_SEC = 60.0
+"""Longer than vLLM needs to end after its core has died (measured: 3 to 13 s), which the small threshold is not."""
+
+SLOW_SEC = 20.0
+"""What waits may take longer than they should: the machine may be busy, and no claim is about that."""
+
+
+@pytest.fixture(scope="module")
+def shared_engine(vllm_venv: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    log = tmp_path_factory.mktemp("processes") / "vllm.log"
+    with VllmProcess.start(vllm_venv, tiny_model, log, ONE_CORE, {"VLLM_SERVER_DEV_MODE": "1"}) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(shared_engine: VllmProcess) -> VllmProcess:
+    """Serving, awake and idle; a test that failed half-way must not fail those after it."""
+    try:
+        post(f"{shared_engine.url}/resume", timeout=10)
+        shared_engine.complete("Are you there?", timeout=10)
+    except (OSError, AssertionError):
+        shared_engine.restart()
+        shared_engine.wait_ready()
+    shared_engine.wait_idle()
+    return shared_engine
+
+
+@contextlib.contextmanager
+def watching(
+    engine: VllmProcess, directory: Path, settings: Mapping[str, Any] | None = None
+) -> Iterator[SidecarProcess]:
+    """A sidecar that has already seen the engine alive: its first canary has come back."""
+    with SidecarProcess(engine.url, directory, settings) as process:
+        process.wait(lambda sample: sample.state == "stall-active-ok", 30, "proven alive by a canary")
+        yield process
+
+
+def is_in(*states: str) -> Any:
+    return lambda sample: sample.state in states
+
+
+def statuses(samples: list[Sample]) -> set[int]:
+    return {sample.status for sample in samples}
+
+
+# --- frozen ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["under load", "while idle"])
+def test_a_frozen_worker_is_reported_and_forgiven(engine: VllmProcess, tmp_path: Path, busy: bool) -> None:
+    """VLLM itself gives up after 300 s, with an exit; its /health says 200 all that time."""
+    with watching(engine, tmp_path) as sidecar, engine.loaded() if busy else contextlib.nullcontext():
+        if busy:
+            sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
+        assert_hang_is_seen_and_forgotten(engine, sidecar, "with a frozen worker", role="worker")
+
+
+def test_a_frozen_api_server_is_reported_after_unreach_sec(engine: VllmProcess, tmp_path: Path) -> None:
+    reach = {"metrics_timeout_sec": METRICS_SEC, "unreach_sec": UNREACH_SEC}
+    with watching(engine, tmp_path, reach) as sidecar, engine.loaded():
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
+        with engine.stopped("api-server"):
+            frozen_at = time.time()
+            with pytest.raises(TimeoutError):
+                get(f"{engine.url}/health", timeout=1)
+            reported = sidecar.wait(is_503, UNREACH_SEC + METRICS_SEC + POLL_SEC + CANARY_SEC + SLOW_SEC, "reported")
+            time.sleep(3 * POLL_SEC)
+            assert statuses(sidecar.since(reported.at)) == {503}, sidecar.told()
+            assert set(sidecar.states(reported.at)) == {"unreach-hang"}, sidecar.told()
+        sidecar.wait(is_200, SLOW_SEC, "forgiven")
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing again")
+
+    on_the_way = [sample for sample in sidecar.since(frozen_at) if sample.at < reported.at]
+    graces = [state for state in dict.fromkeys(sample.state for sample in on_the_way) if state not in ALIVE]
+    assert graces[0] == "unreach-grace", sidecar.told()
+    assert set(graces) <= {"unreach-grace", "unreach-hang"}, sidecar.told()
+    assert "canaries failed meanwhile" in reported.body
+    assert reported.at - frozen_at >= UNREACH_SEC - SAMPLING_SEC, sidecar.told()
+
+
+def test_an_api_server_frozen_for_less_than_unreach_sec_is_not_reported(engine: VllmProcess, tmp_path: Path) -> None:
+    """The control of the test above: the same freeze, ended in its grace."""
+    reach = {"metrics_timeout_sec": METRICS_SEC, "unreach_sec": UNREACH_SEC + SLOW_SEC}
+    with watching(engine, tmp_path, reach) as sidecar, engine.loaded():
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
+        with engine.stopped("api-server"):
+            frozen_at = time.time()
+            sidecar.wait(is_in("unreach-grace"), METRICS_SEC + POLL_SEC + SLOW_SEC, "noticed")
+            time.sleep(2 * (METRICS_SEC + POLL_SEC))  # two more scrapes and canaries fail
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing again")
+        time.sleep(2 * POLL_SEC)
+        assert statuses(sidecar.since(frozen_at)) == {200}, sidecar.told()
+        canaries = sidecar.series("enginewatch_canaries_total")
+        assert canaries['{outcome="timeout"}'] >= 2, "canaries must have failed, or the time alone was put to the test"
+
+
+# --- at rest --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rest", "wake", "word"),
+    [("/pause?mode=keep", "/resume", "paused"), ("/sleep?level=1", "/wake_up", "sleeping")],
+    ids=["paused", "asleep"],
+)
+def test_an_engine_at_rest_with_pending_requests_is_not_hung(
+    engine: VllmProcess, tmp_path: Path, rest: str, wake: str, word: str
+) -> None:
+    """Sleep is half a sleep here: the CPU's worker ignores it (and --enable-sleep-mode is refused), the rest obeys."""
+    with watching(engine, tmp_path) as sidecar, engine.loaded():
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
+        begun = time.time()
+        assert post(f"{engine.url}{rest}") == 200
+        resting = sidecar.wait(is_in("paused"), SLOW_SEC, "seen at rest")
+        tokens = engine.metric("vllm:generation_tokens_total")
+        with pytest.raises(TimeoutError):
+            engine.complete("A request that has to wait", timeout=CANARY_SEC)
+        time.sleep(DETECT_SEC)
+        assert engine.metric("vllm:generation_tokens_total") == tokens, "the engine did not rest"
+        assert sidecar.states(resting.at) == ["paused"], sidecar.told()
+        assert f"it is {word}" in sidecar.samples[-1].body
+        assert post(f"{engine.url}{wake}") == 200
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing again")
+        assert statuses(sidecar.since(begun)) == {200}, sidecar.told()
+
+        # The control: the same requests wait as long for a core that is frozen, and nothing says that it rests.
+        with engine.stopped("core"):
+            reported = sidecar.wait(is_503, DETECT_SEC + SLOW_SEC, "reported")
+        assert reported.state == "stall-hang", sidecar.told()
+        sidecar.wait(is_200, SLOW_SEC, "forgiven")
+
+
+def test_a_core_that_freezes_while_it_is_paused_is_reported(engine: VllmProcess, tmp_path: Path) -> None:
+    """Only an answer says that it rests, and a frozen core gives none: the last yes expires."""
+    with watching(engine, tmp_path) as sidecar, engine.loaded():
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
+        assert post(f"{engine.url}/pause?mode=keep") == 200
+        sidecar.wait(is_in("paused"), SLOW_SEC, "seen paused")
+        with engine.stopped("core"):
+            frozen_at = time.time()
+            reported = sidecar.wait(is_503, DETECT_SEC + SLOW_SEC, "reported")
+            assert sidecar.states(frozen_at)[0] == "paused", sidecar.told()
+            assert reported.at - frozen_at >= STALL_SEC, sidecar.told()
+        sidecar.wait(is_in("paused"), SLOW_SEC, "seen paused again")
+        assert post(f"{engine.url}/resume") == 200
+        sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing again")
+
+
+# --- killed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["core", "api-server"])
+def test_a_killed_engine_is_left_to_the_kubelet_and_its_successor_is_judged_anew(
+    engine: VllmProcess, tmp_path: Path, role: str
+) -> None:
+    """Two sidecars that differ in their warm-up alone, each the control of the other once the successor hangs."""
+    patient = {"stall_sec": PATIENT_STALL_SEC}
+    with (
+        watching(engine, tmp_path / "cold", patient) as cold,
+        watching(engine, tmp_path / "warm", {**patient, "warmup_sec": 3600}) as warm,
+    ):
+        before = {sidecar: sidecar.json("/engine") for sidecar in (cold, warm)}
+        with engine.loaded():
+            for sidecar in (cold, warm):
+                sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
+            killed_at = time.time()
+            engine.kill(role)
+            gone = {sidecar: sidecar.wait(is_in("restarting"), 90, "seen gone") for sidecar in (cold, warm)}
+        engine.wait_ended()
+        engine.restart()
+        engine.wait_ready()
+        for sidecar in (cold, warm):
+            sidecar.wait(is_in(*ALIVE), SLOW_SEC, "seen alive")
+            assert_replaced(engine, sidecar, killed_at, gone[sidecar], before[sidecar])
+
+        for sidecar in (cold, warm):
+            sidecar.configure({"stall_sec": STALL_SEC})
+        assert_hang_of_the_successor(engine, cold, warm)
+
+
+def assert_replaced(
+    engine: VllmProcess, sidecar: SidecarProcess, killed_at: float, gone: Sample, before: dict[str, Any]
+) -> None:
+    """What /healthz, /history and /engine told from the kill to the successor's first page."""
+    assert statuses(sidecar.since(killed_at)) == {200}, sidecar.told()
+    dying = {sample.state for sample in sidecar.since(killed_at) if sample.at < gone.at}
+    assert dying <= {*ALIVE, "probe-fail-grace", "unreach-grace", "restarting"}, sidecar.told()
+    noted = [event["state"] for event in sidecar.noted(gone.at - SAMPLING_SEC)]
+    assert [state for state in noted if state not in ALIVE] == ["restarting", "replaced"], noted
+    loading, *loaded = sidecar.states(gone.at)
+    assert loading == "restarting"
+    assert "restarting" not in loaded, sidecar.told()
+
+    after = sidecar.json("/engine")
+    assert after["engine_id"].startswith("pst-")
+    assert after["engine_id"] != before["engine_id"]
+    assert after["restarts"] == before["restarts"] + 1 == 1
+    assert unix(after["started_at"]) > killed_at
+    assert abs(unix(after["started_at"]) - started_at(engine.pid)) < 1.0
+
+
+def assert_hang_of_the_successor(engine: VllmProcess, cold: SidecarProcess, warm: SidecarProcess) -> None:
+    """The same freeze is acted on where there is no warm-up, and only shown where it lasts."""
+    for sidecar in (cold, warm):
+        sidecar.wait(is_in(*ALIVE), SLOW_SEC, "seen alive")
+    with engine.stopped("core"):
+        frozen_at = time.time()
+        reported = cold.wait(is_503, DETECT_SEC + SLOW_SEC, "reported without warm-up")
+        assert reported.state == "stall-hang", cold.told()
+        shown = warm.wait(is_in("warmup-stall-hang"), DETECT_SEC + SLOW_SEC, "shown in warm-up")
+        verdict = warm.json("/verdict")
+        assert (verdict["hung"], verdict["acting"]) == (True, False)
+        time.sleep(3 * POLL_SEC)
+        assert set(warm.states(shown.at)) == {"warmup-stall-hang"}, warm.told()
+    cold.wait(is_200, SLOW_SEC, "forgiven")
+    warm.wait(is_in(*ALIVE), SLOW_SEC, "alive again")
+    assert statuses(warm.since(frozen_at)) == {200}, warm.told()
+    assert warm.series("enginewatch_suppressed_hangs_total")['{why="warmup"}'] == 1
