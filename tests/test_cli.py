@@ -78,7 +78,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (("sim", "vllm", "--dp", "many"), "many"),
         (("sim", "vllm", "--prot", "1"), "did you mean --port"),
         (("doctor",), "URL"),
-        (("doctor", "127.0.0.1:8000"), "http://127.0.0.1:8000"),
+        (("doctor", "localhost"), "http://localhost"),
         (("doctor", "http://127.0.0.1:1", "--role", "judge"), "prefill"),
         (("doctor", "http://127.0.0.1:1", "-o", "xml"), "json"),
         (("why",), "URL"),

@@ -234,7 +234,7 @@ def _add_doctor(app: "App") -> None:
         Sends canaries, one token each. Exit code 0: all well; 1: warnings; 3: critical; 4: cannot be told.
 
         Args:
-            url: the engine's address, such as http://10.0.0.7:8000
+            url: the engine's address, such as http://10.0.0.7:8000 or 10.0.0.7:8000
             output: text for people, or everything as one JSON object.
             engine: which engine it is; auto finds out.
             role: the worker's role, which decides the canary; by default what the engine says, else agg.

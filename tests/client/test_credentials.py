@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import traceback
@@ -54,6 +55,33 @@ async def test_a_rotated_key_is_used_with_the_next_question(serve: Serve, tmp_pa
     (tmp_path / "old").unlink()
     await client.canary(PROBE, deadline_sec=5)
     assert [key_sent(request) for request in server.requests] == ["Bearer old", "Bearer new"]
+
+
+@pytest.mark.parametrize("key", [KEY, r'quote"and\slash'])
+async def test_an_echoed_key_is_taken_out_of_series_and_versions(serve: Serve, tmp_path: Path, key: str) -> None:
+    (tmp_path / "key").write_text(key)
+    value = key.replace("\\", "\\\\").replace('"', '\\"')
+    server = Recorder(
+        {
+            "/metrics": response(f'vllm:x{{engine="0",who="is {value}"}} 1\nvllm:x{{engine="1"}} 2\n'),
+            "/version": response(json.dumps({"version": key})),
+            "/v1/models": response(json.dumps({"data": [{"id": f"a {key}", "owned_by": "vllm"}]})),
+        }
+    )
+    client = EngineClient(Target.parse(await serve(server), api_key_file=str(tmp_path / "key")))
+    page = await client.scrape(frozenset({"vllm:x"}), timeout_sec=5, path="/metrics")
+    assert page == {'vllm:x{engine="0",who="is <API key>"}': 1.0, 'vllm:x{engine="1"}': 2.0}
+    (tmp_path / "key").write_text("rotated-and-new")
+    told = await client.describe()
+    assert (told.version, told.model) == ("<API key>", "a <API key>"), "the key before the last rotation as well"
+
+
+async def test_a_key_too_short_to_be_a_secret_garbles_nothing(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("vllm")
+    client = EngineClient(
+        Target.parse(await serve(answering(response("vllm:x 1\n"))), api_key_file=str(tmp_path / "key"))
+    )
+    assert await client.scrape(frozenset({"vllm:x"}), timeout_sec=5, path="/metrics") == {"vllm:x": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,36 @@ async def test_each_page_that_is_none_has_a_way_on(serve: Serve, page: bytes, le
     assert says in said(found, level)
 
 
+async def test_a_server_that_is_no_engine_is_unknown(serve: Serve) -> None:
+    html = response("<html></html>", headers="Content-Type: text/html\r\n")
+    found = await examine(await serve(answering(html)))
+    assert (found.level, found.exit_code) == ("unknown", 4)
+    assert "Nothing tells which engine this is" in said(found, "unknown")
+
+
+async def test_an_engine_of_no_known_kind_that_answers_its_canary_is_a_warning(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.page = lambda: response("", status="404 Not Found")
+    engine.paths["/v1/models"] = response(json.dumps({"data": [{"id": "tiny", "owned_by": "somebody"}]}))
+    found = await examine(await serve(engine))
+    assert (found.level, found.exit_code) == ("warning", 1)
+
+
+async def test_an_engine_that_echoes_the_key_does_not_get_it_shown(serve: Serve, tmp_path: Path) -> None:
+    key = "hunter2-very-secret"
+    (tmp_path / "key").write_text(key)
+    engine = FakeEngine()
+    engine.tokens = {key: 1}
+    engine.paths["/version"] = response(json.dumps({"version": f"1.0-{key}"}))
+    engine.paths["/v1/models"] = response(json.dumps({"data": [{"id": f"m-{key}", "owned_by": "vllm"}]}))
+    engine.paths[f"/{key}"] = engine.own_page()
+    engine.page = lambda: response("", status="307 Temporary Redirect", headers=f"Location: /{key}\r\n")
+    found = await examine(await serve(engine), api_key_file=str(tmp_path / "key"))
+    shown = render_text(found) + to_json(found).decode()
+    assert key not in shown
+    assert shown.count("<API key>") >= 6, "version, model, core and path, each at least once"
+
+
 async def test_a_redirected_page_names_the_path_to_set(serve: Serve) -> None:
     engine = FakeEngine()
     engine.paths["/metrics/"] = engine.own_page()

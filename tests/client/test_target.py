@@ -15,6 +15,10 @@ from enginewatch.client.target import BadTarget, EngineClient, Target
         (" https://engine.example ", "https://engine.example"),
         ("http://[::1]:8000/prefix/", "http://[::1]:8000/prefix"),
         ("HTTP://engine:80", "http://engine:80"),
+        ("localhost:8000", "http://localhost:8000"),
+        (" 10.0.0.7:8000/", "http://10.0.0.7:8000"),
+        ("my-engine.ns.svc:8000/base", "http://my-engine.ns.svc:8000/base"),
+        ("[::1]:8000", "http://[::1]:8000"),
     ],
 )
 def test_usable_addresses_lose_only_what_does_not_matter(given: str, used: str) -> None:
@@ -25,7 +29,11 @@ def test_usable_addresses_lose_only_what_does_not_matter(given: str, used: str) 
     ("given", "says"),
     [
         ("", "is empty"),
-        ("localhost:8000", "write http://localhost:8000"),
+        ("localhost", "write http://localhost"),
+        ("localhost:port", "write http://localhost:port"),
+        ("localhost:0", "port 0"),
+        ("localhost:99999", "unusable host or port"),
+        ("localhost:8000/metrics", "METRICS_PATH"),
         ("//engine:8000", "write http://engine:8000"),
         ("ftp://engine", "must begin with http:// or https://"),
         ("http://", "names no host"),

@@ -95,6 +95,15 @@ def test_false_and_zero_warmup_in_the_file_win_over_the_environment() -> None:
     assert settings.warmup_sec == 0
 
 
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("0", False), ("true", True), ("false", False)])
+def test_a_switch_may_be_a_digit_as_templates_render_it(text: str, value: bool) -> None:
+    layer = read_document(f'{{"stall_sec": 20, "active_probe_enabled": {text}}}'.encode(), FILE)
+    assert layer.rejected == ()
+    settings = settings_from(read_environment({"ACTIVE_PROBE_ENABLED": str(not value)}), layer)
+    assert settings.active_probe_enabled is value
+    assert settings.stall_sec == 20
+
+
 def test_numbers_may_be_fractional() -> None:
     assert in_file({"poll_interval_sec": 0.5}).poll_interval_sec == 0.5
     assert in_file({"active_probe_min_failures": 1.5}).active_probe_min_failures == 2, "rounded up: the safer side"
@@ -154,8 +163,9 @@ def test_a_key_given_twice_counts_as_written_last_and_is_named() -> None:
         ('{"stall_sec": ' + "9" * 400 + "}", "stall_sec: must not be above 1e+09"),
         ('{"stall_sec": ' + "9" * 9000 + "}", "not JSON"),
         ('{"poll_interval_sec": 1e-9}', "poll_interval_sec: must be at least 0.01"),
-        ('{"active_probe_enabled": 1}', "active_probe_enabled: expected true or false, got a number"),
-        ('{"active_probe_enabled": "false"}', "active_probe_enabled: expected true or false, got a string"),
+        ('{"active_probe_enabled": 2}', "active_probe_enabled: expected true, false, 1 or 0, got a number"),
+        ('{"active_probe_enabled": 0.0}', "active_probe_enabled: expected true, false, 1 or 0, got a number"),
+        ('{"active_probe_enabled": "false"}', "active_probe_enabled: expected true, false, 1 or 0, got a string"),
         ('{"active_probe_body": {"prompt": "x"}}', "active_probe_body: expected a string, got an object"),
         ('{"active_probe_body": "' + "x" * 70000 + '"}', "active_probe_body: longer than"),
         ('{"active_probe_body": "\\ud800"}', "active_probe_body: holds half a surrogate pair"),

@@ -84,15 +84,17 @@ class Engine:
 
     def __init__(self) -> None:
         self.hangs = False
+        self.page = PAGE
+        self.version = "0.32.0"
         self.release = threading.Event()
         engine = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 bodies = {
-                    "/metrics": PAGE,
+                    "/metrics": engine.page,
                     "/v1/models": b'{"data": [{"id": "tiny", "owned_by": "vllm"}]}',
-                    "/version": b'{"version": "0.32.0"}',
+                    "/version": json.dumps({"version": engine.version}).encode(),
                 }
                 self.give(bodies.get(self.path))
 
@@ -163,6 +165,34 @@ def test_a_signal_ends_it_promptly_also_in_the_middle_of_a_hanging_canary(
         code, seconds = watch.terminate(number)
     assert code == 0
     assert seconds < 5, "what it would wait for takes longer by far"
+
+
+def test_a_hangup_signal_is_ignored(engine: Engine) -> None:
+    """A sidecar that exits takes the engine with it."""
+    with Watch("--engine-url", engine.url, environ=FAST) as watch:
+        url = watch.url()
+        watch.process.send_signal(signal.SIGHUP)
+        watch.wait_for(f"{url}/healthz", b"the last canary went through")
+        watch.process.send_signal(signal.SIGHUP)
+        assert watch.get(f"{url}/healthz")[0] == 200
+        assert watch.terminate()[0] == 0
+
+
+def test_an_engine_that_echoes_the_key_does_not_get_it_published(engine: Engine, tmp_path: Path) -> None:
+    key = "hunter2-very-secret"
+    (tmp_path / "key").write_text(key)
+    engine.page = PAGE.replace(b'engine="0"', f'engine="{key}"'.encode())
+    engine.version = f"0.32.0-{key}"
+    with Watch("--engine-url", engine.url, environ={**FAST, "ENGINE_API_KEY_FILE": str(tmp_path / "key")}) as watch:
+        url = watch.url()
+        watch.wait_for(f"{url}/healthz", b"core <API key>")
+        engine.hangs = True
+        watch.wait_for(f"{url}/healthz", b"hung: ")
+        pages = [watch.get(url + path)[1] for path in ("/healthz", "/verdict", "/history", "/metrics", "/engine")]
+        watch.terminate()
+        assert watch.process.stderr is not None
+        told = [*pages, watch.process.stderr.read(), json.dumps(watch.lines).encode()]
+    assert not [text for text in told if key.encode() in text]
 
 
 def test_a_bad_engine_url_in_the_environment_leaves_it_up_healthy_and_loud() -> None:

@@ -1,6 +1,7 @@
 """The API key and the CA file, read anew before each use so that a rotated Secret works without a restart.
 
-Nothing read here is kept but the SSL context, and that only until the content of the CA file changes.
+Nothing read here is kept but the SSL context, until the content of the CA file changes, and the keys that were sent
+last, to know them again: an engine that echoes one must not get it into logs and pages.
 """
 
 from __future__ import annotations
@@ -9,10 +10,17 @@ import hashlib
 import os
 import ssl
 import stat
+from collections import deque
 
 MAX_KEY_BYTES = 64 * 1024
 MAX_CA_BYTES = 1024 * 1024
 """Four times what a system's own bundle has. Reading 4 MiB of certificates took a second, and /healthz waited."""
+
+
+SHORTEST_SECRET = 8
+"""Shorter keys are not looked for: they protect nothing, and would be found in words that mean something."""
+_KEYS_KEPT = 4
+_REDACTED = "<API key>"
 
 
 class Unusable(Exception):  # noqa: N818  a finding, and so it reads where it is caught
@@ -31,6 +39,25 @@ def read_key(path: str) -> str:
     if any(byte <= 0x20 or byte >= 0x7F for byte in raw):
         raise Unusable(f"the API key file {path} holds more than one word of printable ASCII")
     return raw.decode("ascii")
+
+
+class SentKeys:
+    """The keys sent last, to take them out of what the engine says."""
+
+    def __init__(self) -> None:
+        self._keys: deque[str] = deque(maxlen=_KEYS_KEPT)
+
+    def note(self, key: str) -> None:
+        """This key is sent now."""
+        if len(key) >= SHORTEST_SECRET and key not in self._keys:
+            self._keys.append(key)
+
+    def redacted(self, text: str) -> str:
+        """Text of the engine's, as it may be shown: without a key, also as a label's value writes it."""
+        for key in self._keys:
+            escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+            text = text.replace(escaped, _REDACTED).replace(key, _REDACTED)
+        return text
 
 
 class Trust:

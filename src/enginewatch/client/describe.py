@@ -62,10 +62,11 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
         version, role = _version(payload, key), _role(payload)
         if version is not None:
             break
+    model = served_model(said[MODELS_PATH])
     return Description(
         kind=found.kind if found else None,
-        version=version,
-        model=served_model(said[MODELS_PATH]),
+        version=line.redacted(version) if version is not None else None,
+        model=line.redacted(model) if model is not None else None,
         role=role,
         unanswered=unanswered,
     )

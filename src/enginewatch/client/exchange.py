@@ -37,7 +37,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from enginewatch.client.credentials import Trust, Unusable, read_key
+from enginewatch.client.credentials import SentKeys, Trust, Unusable, read_key
 from enginewatch.client.intake import Intake, TooMuch
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -117,7 +117,12 @@ class Line:
         self.url = url
         self._api_key_file = api_key_file
         self._trust = Trust(ca_file) if url.startswith("https:") else None
+        self._sent_keys = SentKeys()
         self._under_way: list[list[socket.socket]] = []
+
+    def redacted(self, text: str) -> str:
+        """Text that the engine sent, without an API key that it was sent: an echo must not get into logs and pages."""
+        return self._sent_keys.redacted(text)
 
     def close(self) -> None:
         """Break the connections of all questions under way; they end as failed."""
@@ -178,7 +183,9 @@ class Line:
             raise Trouble(Fault.UNSENDABLE, _NO_PATH) from None
         if question.with_key and self._api_key_file is not None:
             try:
-                headers["Authorization"] = f"Bearer {read_key(self._api_key_file)}"
+                key = read_key(self._api_key_file)
+                self._sent_keys.note(key)
+                headers["Authorization"] = f"Bearer {key}"
             except Unusable:
                 pass  # The engine may not want it here; if it does, it answers 401 and `key_problem` says why.
 

@@ -109,6 +109,12 @@ def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[
             f"The engine was given as {found.engine}, but the metrics page is that of {found.page_of}.",
             f"Set ENGINE_KIND={found.page_of}, or leave it out.",
         )
+    elif found.engine_from == "nothing" and found.page.failure is not None and not _has_proof(found):
+        yield Finding(
+            "unknown",
+            "Nothing tells which engine this is, or that it is one.",
+            "Give the engine's own address; if this is it, set ENGINE_KIND.",
+        )
     elif found.engine_from == "nothing":
         known = ", ".join(PROFILES)
         yield Finding("warning", "Nothing tells which engine this is.", f"Set ENGINE_KIND, if it is one of {known}.")

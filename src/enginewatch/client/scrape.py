@@ -78,6 +78,8 @@ async def read_page(
                 question = Question(redirected_to, headers=_HEADERS, with_key=False)
                 head = await line.ask(question, until=until, on_head=taker.begin)
         result = taker.finish() if _is_success(head) else _refusal(line, head, redirected_to)
+        if isinstance(result, dict):
+            result = _redacted(line, result)
     except NotMetrics as problem:
         result = ScrapeFailure("malformed", problem.reason)
     except Trouble as trouble:
@@ -87,11 +89,17 @@ async def read_page(
         result=result,
         duration_sec=loop.time() - began,
         size_bytes=taker.size_bytes,
-        redirected_to=redirected_to,
+        redirected_to=line.redacted(redirected_to) if redirected_to is not None else None,
         status=taker.head.status if taker.head else None,
-        content_type=taker.head.content_type if taker.head else "",
+        content_type=line.redacted(taker.head.content_type) if taker.head else "",
         fault=fault,
     )
+
+
+def _redacted(line: Line, samples: dict[str, float]) -> dict[str, float]:
+    """The samples, their label values without the API key; the same dict where it holds none."""
+    clean = {line.redacted(series): value for series, value in samples.items()}
+    return samples if clean.keys() == samples.keys() else clean
 
 
 class _Taker:

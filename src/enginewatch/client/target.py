@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -17,6 +18,10 @@ from enginewatch.core.exposition import SeriesCache
 from enginewatch.engines.profile import Aim, CanaryRequest, FlagEndpoint, Profile, Role
 
 __all__ = ["BadTarget", "CanaryReport", "Description", "EngineClient", "Page", "ScrapeFailure", "Target"]
+
+
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/|$)", re.ASCII)
+"""What people type for an address on the same machine or network, `10.0.0.7:8000`: it can only mean http."""
 
 
 class BadTarget(ValueError):  # noqa: N818  a finding, and so it reads where it is caught
@@ -48,7 +53,7 @@ class Target:
         api_key_file: str | None = None,
         ca_file: str | None = None,
     ) -> Target:
-        """A target from what an operator wrote; empty values are missing ones.
+        """A target from what an operator wrote; empty values are missing ones, `host:port` is http.
 
         Whether the files can be read is not looked at: a Secret may be mounted later, and the sidecar must start.
 
@@ -159,7 +164,9 @@ def _checked_url(url: str) -> str:
         raise BadTarget(f"the engine's address {given!r} holds blanks or control characters: remove them")
     shown = _without_user(given)
     if "://" not in given:
-        raise BadTarget(f"the engine's address {shown!r} has no scheme: write http://{shown.lstrip('/')}")
+        if not _HOST_AND_PORT.match(given):
+            raise BadTarget(f"the engine's address {shown!r} has no scheme: write http://{shown.lstrip('/')}")
+        given = f"http://{given}"
     try:
         parts = urlsplit(given)
         port = parts.port

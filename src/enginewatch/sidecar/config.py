@@ -7,6 +7,7 @@ Rules:
       nothing was in force before, it costs that key alone.
     - Unknown keys are named and the others apply; keys that begin with `_` are comments. A key given twice counts as
       it was written last, and is named.
+    - 0 and 1 are false and true where a switch is meant: templates render them so. 0 is a value there, as false is.
     - A reason never repeats a value: it ends up in logs and metrics.
 """
 
@@ -53,7 +54,9 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True):
         Seconds | None,
         Meta(description="After the first good scrape of a process hangs are shown, not acted on (600); 0 = none."),
     ] = None
-    active_probe_enabled: Annotated[bool | None, Meta(description="Canary on stalled polls (true).")] = None
+    active_probe_enabled: Annotated[
+        bool | Literal[0, 1] | None, Meta(description="Canary on stalled polls (true); 1 and 0 are true and false.")
+    ] = None
     active_probe_path: Annotated[
         Text | None, Meta(description="Path of the canary request; empty = the engine's canary for its role.")
     ] = None
@@ -207,7 +210,7 @@ def read_document(raw: bytes, where: str) -> Layer:
         elif (reason := _reason_against(key, value)) is not None:
             rejected.append(Problem(key, where, reason))
         elif _is_given(key, value):
-            values[key] = value
+            values[key] = bool(value) if key in _BOOLS else value
     named_twice = [
         Problem(_shown(key), where, "given more than once, the last one counts")
         for key in dict.fromkeys(repeated)
@@ -271,7 +274,7 @@ def _wrong(key: str, value: object) -> str:
             "longer than 65536 characters" if isinstance(value, str) else f"expected a string, got {_type_name(value)}"
         )
     if key in _BOOLS:
-        return f"expected true or false, got {_type_name(value)}"
+        return f"expected true, false, 1 or 0, got {_type_name(value)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"expected a number, got {_type_name(value)}"
     return "must not be negative" if value < 0 else f"must not be above {MAX_SEC:g}"
@@ -280,7 +283,7 @@ def _wrong(key: str, value: object) -> str:
 def _is_given(key: str, value: object) -> bool:
     if value is None or value == "":
         return False
-    return bool(value) or isinstance(value, bool) or key in _ZERO_COUNTS
+    return bool(value) or key in _BOOLS or key in _ZERO_COUNTS
 
 
 def _is_path(text: str) -> bool:

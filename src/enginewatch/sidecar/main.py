@@ -69,6 +69,9 @@ def _end_on_signals() -> None:
     # A container's first process ignores signals it has no handler for, so there is one as long as no loop has its own.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    # Operators send it to have a configuration read again, which happens by itself; its default action ends a process,
+    # and a sidecar that ends takes the engine with it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
