@@ -227,7 +227,7 @@ def test_news_of_a_page_that_takes_longer_than_two_polls_do_not_look_frozen() ->
     assert witness(shell, "heartbeat").says == "turning"
 
 
-@pytest.mark.parametrize("failure", ["timeout", "refused"])
+@pytest.mark.parametrize("failure", ["timeout", "reset"])
 def test_nothing_is_said_to_move_while_no_page_can_be_read(failure: str) -> None:
     shell = VirtualShell(ScriptedEngine().busy().at(62, lambda e: e.fail(failure))).run(80)
     assert witness(shell, "legs").says == "frozen"
@@ -276,6 +276,15 @@ def test_an_outage_says_how_long_it_has_left_by_the_limit_that_holds() -> None:
 def test_loading_says_how_long_it_has_left() -> None:
     shell = VirtualShell(ScriptedEngine().fail("refused"), Settings(startup_budget_sec=600)).run(100)
     assert "startup-hang in 500 s" in flips(shell)
+
+
+def test_a_process_that_is_gone_has_no_cores_and_nothing_to_say() -> None:
+    """Its last page would read as if it ran: 1 running, legs moving, not asleep."""
+    told = explained(SCENES["restarting"]())
+    assert told.cores == ()
+    assert {found.name for found in told.witnesses} == {"reachability", "log"}
+    assert witness(SCENES["restarting"](), "reachability").detail == "no page since then, last: refused"
+    assert {"legs", "canary", "pause"} <= {found.name for found in explained(SCENES["unreach-grace"]()).witnesses}
 
 
 def test_a_page_that_is_not_watched_says_that_nothing_would() -> None:

@@ -169,6 +169,19 @@ def test_scrapes_that_fail_while_canaries_go_through_are_not(failure: str) -> No
     assert shell.state == "unreach-grace"
 
 
+def test_the_sentence_tells_how_long_scrapes_fail_and_when_a_canary_last_went_through() -> None:
+    """Measured from the last complete canary alone, an outage of hours would read as one of seconds."""
+    engine = ScriptedEngine().busy().at(62, lambda e: e.fail("timeout")).at(602, ScriptedEngine.hang)
+    shell = VirtualShell(engine).run(636)
+    assert shell.watch.verdict.reason == (
+        "/metrics fails (timeout) for 570 s, but canaries go through: 35 s of 60 s since the last complete one"
+    )
+    shell.run(700)
+    assert "has failed for 630 s, 95 s of them since the last complete canary" in shell.watch.verdict.reason
+    never = VirtualShell(ScriptedEngine().busy().at(62, lambda e: e.hang().fail("timeout"))).run(86)
+    assert never.watch.verdict.reason == "/metrics fails (timeout) for 20 s of 60 s"
+
+
 def test_the_operators_own_limit_counts() -> None:
     engine = ScriptedEngine().busy().at(62, lambda e: e.hang().fail("timeout"))
     shell = VirtualShell(engine, Settings(warmup_sec=0, unreach_sec=150)).run(300)

@@ -88,7 +88,9 @@ class Facts:
 
 def explain(facts: Facts) -> Explanation:
     """Lay the facts out for people and programs."""
-    facts = replace(facts, cores=tuple(sorted(facts.cores, key=_by_number)))
+    # The cores of a process that is gone would read as if they ran, idle or frozen.
+    cores = () if facts.loading_since is not None else tuple(sorted(facts.cores, key=_by_number))
+    facts = replace(facts, cores=cores)
     return Explanation(
         cores=tuple(_core_view(core, facts) for core in facts.cores),
         witnesses=tuple(_witnesses(facts)),
@@ -134,14 +136,16 @@ def _witnesses(facts: Facts) -> Iterator[Witness]:
             f"{facts.blind_failures} failed in a row since the page has no legs",
         )
     yield _log(facts)
-    yield _pause(facts)
+    if facts.loading_since is None:
+        yield _pause(facts)
 
 
 def _reachability(facts: Facts) -> Witness:
     if facts.unasked_since is not None:
         return Witness("reachability", "cannot ask", _ago(facts, facts.unasked_since), facts.unasked_why)
     if facts.loading_since is not None:
-        return Witness("reachability", "loading", _ago(facts, facts.loading_since), "no page since then")
+        how = f", last: {facts.failing_how}" if facts.failing_how else ""
+        return Witness("reachability", "loading", _ago(facts, facts.loading_since), f"no page since then{how}")
     if facts.failing_since is not None:
         return Witness(
             "reachability",

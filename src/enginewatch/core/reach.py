@@ -46,6 +46,9 @@ class Reach:
         self.phase: Phase = "startup"
         self.phase_since = t
         self.failing_since: float | None = None
+        """What an outage is measured from: its first failed scrape, or a complete canary since."""
+        self.outage_since = t
+        """Its first failed scrape; what the sentence names besides."""
         self.failing_how = ""
         self._failed_at = t
         """When the last scrape failed: the one under way may be the good one."""
@@ -80,6 +83,7 @@ class Reach:
         self.phase_since += missed
         if self.failing_since is not None:
             self.failing_since += missed
+            self.outage_since += missed
 
     def answered(self) -> None:
         """The engine answered a scrape: whatever failed before is over."""
@@ -102,7 +106,7 @@ class Reach:
             return went_away
         if self.phase == "running":
             if self.failing_since is None:
-                self.failing_since = begun
+                self.failing_since = self.outage_since = begun
                 self._begin_afresh()
                 self._held = standing if standing.state in HUNG else None
             self._is_patient = self._is_patient or resting or failure.startswith("http_5")
@@ -155,14 +159,23 @@ class Reach:
         return Finding("restarting", f"{what}: the engine's process is gone and is being restarted")
 
     def _outage(self, failing: float, settings: Settings, *, canaries_on: bool) -> Finding:
+        outage = max(failing, self._failed_at - self.outage_since)
+        since_ok = f", {failing:.0f} s of them since the last complete canary" if outage > failing else ""
         limit = self.limit_sec(settings)
         usable = canaries_on and self._last is not Outcome.MISCONFIGURED
         if failing >= limit and (not usable or self.failures >= settings.active_probe_min_failures):
             canaries = f"{self.failures} canaries failed meanwhile" if usable else "no usable canary"
             return Finding(
                 "unreach-hang",
-                f"/metrics has failed for {failing:.0f} s (limit {limit:g} s, last: {self.failing_how}), {canaries}",
+                f"/metrics has failed for {outage:.0f} s{since_ok} (limit {limit:g} s, last: {self.failing_how}), "
+                f"{canaries}",
             )
         if self._held is not None:
             return self._held
+        if since_ok:
+            return Finding(
+                "unreach-grace",
+                f"/metrics fails ({self.failing_how}) for {outage:.0f} s, but canaries go through: "
+                f"{failing:.0f} s of {limit:g} s since the last complete one",
+            )
         return Finding("unreach-grace", f"/metrics fails ({self.failing_how}) for {failing:.0f} s of {limit:g} s")
