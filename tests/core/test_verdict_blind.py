@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from direct_watch import DirectWatch, kinds, vllm_page
 from virtual_shell import ScriptedEngine, VirtualShell
 
-from enginewatch.core.events import Outcome
+from enginewatch.core.events import Flags, Outcome
 from enginewatch.core.settings import Settings
 from enginewatch.core.verdict import Watch
 from enginewatch.engines import ALL_NAMES, PROFILES
@@ -58,11 +60,13 @@ def test_two_pages_without_legs_forget_nothing() -> None:
     assert shell.acted()[0] <= 62 + 36 + 5
 
 
-def test_after_three_nothing_remembered_counts_any_more() -> None:
-    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).at(82, without_legs).at(98, with_legs)
-    shell = VirtualShell(engine).run(180)
-    assert "baseline" in shell.states[1:]
-    assert shell.acted()[0] >= 100 + 30
+def test_what_is_remembered_counts_until_canaries_had_the_time_to_decide() -> None:
+    """Two of 30 s each, one of 5 s that may be under way, two polls: 75 s after the third page without legs."""
+    for back_at, baseline in ((82 + 10 + 74, False), (82 + 10 + 84, True)):
+        engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).at(82, without_legs).at(back_at, with_legs)
+        shell = VirtualShell(engine).run(back_at + 5)
+        began = [core.stalled_for_sec < 5 for core in shell.watch.explain(shell.now).cores]
+        assert began == [baseline]
 
 
 def test_legs_that_come_back_end_it() -> None:
@@ -233,6 +237,68 @@ def test_a_hang_is_found_although_every_other_page_has_no_legs() -> None:
     shell = VirtualShell(engine).run(300)
     assert shell.acted()[0] <= 62 + 41
     assert all(verdict.acting for t, verdict in shell.timeline if t >= shell.acted()[0])
+
+
+def showing_legs_on_every(nth: int, engine: ScriptedEngine, *, until: float) -> ScriptedEngine:
+    """From 60 s on its page carries legs on one poll of so many."""
+    for poll in range(60, int(until), 5):
+        engine.at(poll - 0.5, with_legs if poll // 5 % nth == 0 else without_legs)
+    return engine
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("nth", [2, 3, 4, 5, 6, 8, 13, 14, 15, 16, 17, 20, 40, 100])
+def test_a_hang_is_found_and_stays_however_rarely_the_page_has_legs(nth: int, cores: int) -> None:
+    engine = ScriptedEngine(cores).busy().at(62, ScriptedEngine.hang)
+    shell = VirtualShell(showing_legs_on_every(nth, engine, until=1200)).run(1200)
+    assert shell.acted()[0] <= 62 + 2 * 75, "twice what patient canaries need: legs may show up in between"
+    assert all(verdict.acting for t, verdict in shell.timeline if t >= shell.acted()[0])
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("nth", [3, 4, 8, 15, 16, 20, 100])
+def test_neither_work_nor_rest_is_a_hang_however_rarely_the_page_has_legs(nth: int, cores: int) -> None:
+    for engine in (ScriptedEngine(cores).busy(), ScriptedEngine(cores), ScriptedEngine(cores).busy("0")):
+        assert VirtualShell(showing_legs_on_every(nth, engine, until=1200)).run(1200).acted() == []
+
+
+@pytest.mark.parametrize("nth", [4, 8, 16])
+@pytest.mark.parametrize("settings", [Settings(warmup_sec=0), CANARY_OFF])
+def test_nor_is_an_engine_whose_canaries_cannot_be_used(nth: int, settings: Settings) -> None:
+    for engine in (ScriptedEngine().busy(), ScriptedEngine()):
+        engine = showing_legs_on_every(nth, engine.answer(Outcome.MISCONFIGURED), until=1200)
+        assert VirtualShell(engine, settings).run(1200).acted() == []
+
+
+@pytest.mark.parametrize("nth", [4, 8, 13])
+def test_without_canaries_a_busy_engine_behind_such_pages_is_found_by_its_load(nth: int) -> None:
+    engine = showing_legs_on_every(nth, ScriptedEngine().busy().at(62, ScriptedEngine.hang), until=600)
+    assert VirtualShell(engine, CANARY_OFF).run(600).acted()
+
+
+def test_a_canary_hang_is_not_ended_by_legs_that_do_not_move() -> None:
+    engine = without_legs(ScriptedEngine()).at(62, ScriptedEngine.hang).at(182, with_legs)
+    shell = VirtualShell(engine).run(400)
+    assert all(verdict.acting for t, verdict in shell.timeline if t >= shell.acted()[0])
+    assert shell.state == "stall-hang", "in the end the core itself is judged"
+
+
+@pytest.mark.parametrize("how", ["moves", "canary", "replaced", "paused", "restarting"])
+def test_it_is_ended_by_anything_that_proves_life(how: str) -> None:
+    engine = without_legs(ScriptedEngine()).at(62, ScriptedEngine.hang).at(162, with_legs)
+    engine.flags = Flags.SILENT
+    shell = VirtualShell(engine).run(166)
+    assert shell.state == "canary-hang"
+    changes: dict[str, Callable[[ScriptedEngine], object]] = {
+        "moves": lambda e: setattr(e.cores["0"], "tokens", 500.0),
+        "canary": ScriptedEngine.resume,
+        "replaced": ScriptedEngine.restart,
+        "paused": lambda e: setattr(e, "flags", Flags.PAUSED),
+        "restarting": lambda e: e.fail("refused"),
+    }
+    engine.at(167, changes[how])
+    shell.run(171)
+    assert not shell.watch.verdict.hung
 
 
 # --- which engine is it ---------------------------------------------------------------------------------------------

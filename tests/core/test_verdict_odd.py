@@ -130,7 +130,7 @@ def test_a_page_that_loses_the_core_label_is_learned_anew() -> None:
     t = 0.0
     for poll in range(4):
         watch.page(t := 5.0 * poll, vllm_page(100 + poll, core="0") | vllm_page(100 + poll, core="1"))
-    for poll in range(4, 12):
+    for poll in range(4, 4 + 3 + 17):  # until canaries had the time to decide instead
         watch.page(t := 5.0 * poll, vllm_page(200 + poll, core=None))
         assert not watch.watch.verdict.hung
     assert [core.core for core in watch.watch.explain(t).cores] == ["0"]

@@ -2,9 +2,12 @@
 
 Rules:
     - A page that never had legs, or an answer that is not a page, is so at once; a page that lost all of them only
-      after `LEGLESS_PAGES` good scrapes, and then nothing remembered counts any more.
+      after `LEGLESS_PAGES` good scrapes. What is remembered of the cores counts until canaries have had the time to
+      decide instead of it: a frozen engine whose legs show up now and then would never be judged
+      otherwise, its cores forgotten each time and its patient canaries abandoned each time.
     - Canaries alone decide, and they are patient: a hang is not declared before stall_sec have passed since the last
       complete one, however fast the others fail. Without canaries the engine is not watched, and that is said loudly.
+    - A declared hang holds: legs that come back must have moved, or a canary must be complete, to end it.
 """
 
 from __future__ import annotations
@@ -16,11 +19,17 @@ from enginewatch.core.settings import Settings
 from enginewatch.core.states import Finding
 
 LEGLESS_PAGES: Final = 3
-"""Good scrapes without any leg before everything remembered is forgotten."""
+"""Good scrapes without any leg after which canaries alone decide."""
+
+
+def how_long_canaries_take_sec(settings: Settings, deadline_sec: float) -> float:
+    """How long they need at most to decide, with one still under way for a core when they begin."""
+    canaries_sec = settings.active_probe_min_failures * deadline_sec + settings.active_probe_timeout_sec
+    return canaries_sec + 2 * settings.poll_interval_sec
 
 
 class Blindness:
-    """Follows pages without progress legs; times are on the judgement's clock."""
+    """Follows pages without progress legs of one process; times are on the judgement's clock."""
 
     def __init__(self) -> None:
         self.since: float | None = None
@@ -30,23 +39,32 @@ class Blindness:
         self._why = ""
         self._last: Outcome | None = None
         self._pages = 0
+        self._declared = False
+        """A hang was declared, and nothing has proved life since."""
 
-    def page_without_legs(self, t: float, why: str, *, at_once: bool) -> tuple[bool, bool]:
+    def page_without_legs(self, t: float, why: str, *, at_once: bool, patience_sec: float) -> tuple[bool, bool]:
         """One more poll without legs. Returns (it has just begun, everything remembered is to be forgotten)."""
         self._pages += 1
         self._why = why
-        forget = self._pages >= LEGLESS_PAGES
-        begins = self.since is None and (at_once or forget)
+        lost = self._pages >= LEGLESS_PAGES
+        begins = self.since is None and (at_once or lost)
         if begins:
-            self.since = self._proof_at = t
-            self.failures, self._last = 0, None
+            self.since = t
+            if not self._declared:
+                self._proof_at = t
+                self.failures, self._last = 0, None
+        forget = lost and self.since is not None and t - self.since >= patience_sec
         return begins, forget
 
-    def end(self) -> bool:
-        """Legs are back, or another process is. Returns True when that changes anything."""
+    def legs_are_back(self) -> bool:
+        """A page has legs again. Returns True when that changes anything."""
         was, self.since = self.since is not None, None
         self._pages = 0
         return was
+
+    def legs_moved(self) -> None:
+        """A leg moved: whatever was declared for want of legs is over."""
+        self._declared = False
 
     def canary_answered(self, outcome: Outcome, *, failed: bool) -> None:
         """A canary sent for want of legs ended other than ok."""
@@ -62,13 +80,22 @@ class Blindness:
         """The state that holds, None while there are legs to judge by."""
         if self.since is None:
             return None
-        if self.failures >= settings.active_probe_min_failures and t - self._proof_at >= settings.stall_sec:
-            return Finding(
-                "canary-hang",
-                f"{self.failures} canaries in a row failed ({self._last}) and there is nothing else to judge by: "
-                f"{self._why}",
-            )
+        self._declared = self._is_hung(t, settings)
+        if self._declared:
+            return Finding("canary-hang", f"{self._failed()} and there is nothing else to judge by: {self._why}")
         if not canaries_on:
             return Finding("no-legs", f"not watched: {self._why}, and canaries are off")
         said = f" (the last one: {self._last})" if self._last is not None else ""
         return Finding("no-legs", f"{self._why}: canaries alone decide{said}")
+
+    def held(self, t: float, settings: Settings) -> Finding | None:
+        """The hang that was declared for want of legs and stands although there are some again."""
+        self._declared = self._declared and self._is_hung(t, settings)
+        return Finding("canary-hang", f"{self._failed()}, and nothing has moved since") if self._declared else None
+
+    def _is_hung(self, t: float, settings: Settings) -> bool:
+        enough = self.failures >= settings.active_probe_min_failures
+        return enough and t - self._proof_at >= settings.stall_sec
+
+    def _failed(self) -> str:
+        return f"{self.failures} canaries in a row failed ({self._last})"

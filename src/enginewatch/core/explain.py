@@ -232,7 +232,8 @@ def _would_flip(facts: Facts) -> Iterator[str]:
             yield "a page from /metrics ends it"
             return
         if verdict.core is None:
-            yield "a page with progress legs ends it"
+            blind = facts.finding_state == "canary-hang"
+            yield "a progress leg that moves ends it" if blind else "a page with progress legs ends it"
             if facts.canary is not None:
                 yield "one complete canary ends it"
         else:

@@ -278,6 +278,8 @@ class PageNews:
     """A counter fell."""
     rose: bool
     """A counter rose."""
+    moved: bool
+    """A leg moved: a counter, or a gauge that counts."""
     start_time: float | None
     resting: str | None
     """`paused` or `sleeping` by the page's own gauges."""
@@ -369,6 +371,7 @@ class Ledger:
                     core.transfers_at = t
             slot.value = value
         with_legs = 0
+        moved = False
         absent = []
         for core in self.cores.values():
             if core.last_page == page:
@@ -376,6 +379,7 @@ class Ledger:
                 _note_whole(core, begun, recheck=recheck)
                 core.polls_absent = 0
                 if page in (core.counter_page, core.gauge_page):
+                    moved = True
                     _moved(core, page, t, begun, poll, recheck)
             else:
                 absent.append(core)
@@ -385,6 +389,7 @@ class Ledger:
             with_legs,
             fell,
             rose,
+            moved,
             start_time=_largest(self._start_times, page),
             resting=next(
                 (flag.state for flag, slot in self._resting if slot.page == page and slot.value == flag.value), None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from enginewatch.core import explain as explain_module
-from enginewatch.core.blind import Blindness
+from enginewatch.core.blind import Blindness, how_long_canaries_take_sec
 from enginewatch.core.canaries import LATE_SEC, CanaryDesk, InFlight, Purpose, next_core
 from enginewatch.core.clock import GapClock
 from enginewatch.core.core_rules import Conditions, is_busy, judge_core, log_speaks, recheck_at, still_holds
@@ -254,6 +254,8 @@ class Watch:
         self._rest.by_page = news.resting
         if news.rose:
             self._rest.counters_moved(page_before)
+        if news.moved or news.fell:
+            self._blind.legs_moved()
         if news.cores_with_legs:
             self._end_blindness()
         elif not event.recheck or not self._ledger.cores:
@@ -348,7 +350,7 @@ class Watch:
         self._ledger.forget()
         if page is not None:
             self._ledger.take(page.samples, t, begun, self._polls, recheck=page.recheck)
-        self._blind.end()
+        self._blind = Blindness()
         self._rest = Rest()
         self._rested = False
         self._log_hit_at = _NEVER
@@ -375,17 +377,28 @@ class Watch:
         self._out.append(DescribeEngine())
 
     def _page_without_legs(self, t: float, why: str, *, at_once: bool = False) -> None:
-        begins, forget = self._blind.page_without_legs(t, why, at_once=at_once or not self._ledger.cores)
+        at_once = at_once or not self._ledger.cores
+        patience_sec = how_long_canaries_take_sec(self.settings, self._patient_deadline_sec)
+        begins, forget = self._blind.page_without_legs(t, why, at_once=at_once, patience_sec=patience_sec)
         if forget:
             self._ledger.forget()
         if begins and self._request is None:
             self._log("error", f"nothing to judge by: {why}, and canaries are off; the engine is not watched")
         self._desk.blind_due = self._blind.since is not None
 
+    @property
+    def _patient_deadline_sec(self) -> float:
+        """A canary's deadline where there is no other witness: a prefill, or a queue, may hold it back for long."""
+        settings = self.settings
+        # A path of the operator's own may go past the queue.
+        own_path = self._request is not None and self._request.answer is AnswerFormat.ANY_2XX
+        wait_sec = 0.0 if own_path else self._ledger.profile.longest_wait_sec
+        return max(settings.active_probe_timeout_sec, settings.stall_sec, wait_sec)
+
     def _end_blindness(self) -> None:
         """Legs are back: the patient canary of the time without them makes room for the cores' own."""
         in_flight = self._desk.in_flight
-        if self._blind.end() and in_flight is not None and in_flight.purpose == "blind":
+        if self._blind.legs_are_back() and in_flight is not None and in_flight.purpose == "blind":
             self._abandon()
 
     # --- canaries ---------------------------------------------------------------------------------------------------
@@ -419,10 +432,7 @@ class Watch:
         if self._blind.since is not None:
             if desk.blind_due or desk.arming_due:
                 desk.blind_due = desk.arming_due = False
-                # A path of the operator's own may go past the queue.
-                own_path = self._request.answer is AnswerFormat.ANY_2XX
-                wait = 0.0 if own_path else self._ledger.profile.longest_wait_sec
-                self._start("blind", None, now.t, max(timeout, settings.stall_sec, wait))
+                self._start("blind", None, now.t, self._patient_deadline_sec)
             return
         cores = self._ledger.cores
         if not cores or not now.aimable:
@@ -609,7 +619,7 @@ class Watch:
     def _judge(self, conditions: Conditions, now: float) -> None:
         t, settings = conditions.t, self.settings
         before = self._finding
-        self._standing = self._engine_wide(t) or self._worst_core(conditions)
+        self._standing = self._engine_wide(t) or self._by_cores(conditions)
         self._finding = finding = self._unless_unasked(self._standing, before, t)
         hung = finding.state in HUNG
         state, acting, reason = finding.state, hung, finding.reason
@@ -667,6 +677,12 @@ class Watch:
             return Finding(self._reach.phase, cannot)
         remembered = "; a hang was seen before that" if standing.state in HUNG else ""
         return Finding("observer-gap", f"{cannot}{remembered}")
+
+    def _by_cores(self, now: Conditions) -> Finding:
+        """The worst core's; until one is hung, a hang that was declared for want of legs stands before it."""
+        worst = self._worst_core(now)
+        held = self._blind.held(now.t, self.settings)
+        return held if held is not None and worst.state not in HUNG else worst
 
     def _worst_core(self, now: Conditions) -> Finding:
         worst: Finding | None = None
