@@ -20,7 +20,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -78,7 +78,7 @@ class Played:
         return [sample for name in names.SCENARIOS for sample in self.samples.get(name, [])]
 
 
-def play(stage: scenarios.Stage, wanted: Sequence[str], *, at_once: bool) -> Played:
+def play(stage: scenarios.Stage, wanted: Sequence[str], *, at_once: bool, so_far: Callable[[Played], object]) -> Played:
     """Plays them in their order; `at_once` where each has an engine of its own and figures matter less than time."""
     found = Played()
 
@@ -96,6 +96,7 @@ def play(stage: scenarios.Stage, wanted: Sequence[str], *, at_once: bool) -> Pla
     with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
         for group in groups:
             list(pool.map(one, group))
+            so_far(found)
     return found
 
 
@@ -245,16 +246,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:5.0f} s] {text}", file=sys.stderr, flush=True)
 
-    stage = scenarios.Stage(setting, programs, engines, chosen.rounds, say)
-    try:
-        played = play(stage, chosen.scenarios, at_once=chosen.quick and not engines.shared)
-    finally:
-        engines.close()
     words = [shlex.quote(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     command = " ".join(["python bench/side_by_side.py", *words])
-    found = Comparison(command, setting, engines.name, programs, about, played.all(), played.broken)
-    if chosen.json is not None:
-        chosen.json.write_text(found.to_json())
+
+    def compared(played: Played) -> Comparison:
+        found = Comparison(command, setting, engines.name, programs, about, played.all(), played.broken)
+        if chosen.json is not None:
+            chosen.json.write_text(found.to_json())
+        return found
+
+    stage = scenarios.Stage(setting, programs, engines, chosen.rounds, say)
+    at_once = chosen.quick and not engines.shared
+    try:
+        # Written again after each scenario: somebody may have waited for half an hour when it is interrupted.
+        found = compared(play(stage, chosen.scenarios, at_once=at_once, so_far=compared))
+    finally:
+        engines.close()
     print(f"All at {setting.name}; {engines.name}. {found.limits()}\n\n{found.report().text()}", flush=True)
     if found.broken or found.unplayed:
         return 1

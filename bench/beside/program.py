@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -18,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from watcher import OURS, free_port
+from watcher import OURS
 
 START_SEC = 30.0
 _END_SEC = 5.0
@@ -69,6 +71,23 @@ class Look:
     line: str
 
 
+_PORTS = range(20_000, 32_000)
+"""Below those that the system gives to clients: nobody's connection takes one between our choice and the program's."""
+_given: set[int] = set()
+_giving = threading.Lock()
+
+
+def own_port() -> int:
+    """A port that nobody listens on and that this process gave to no other program: what answers there is this one."""
+    with _giving:
+        while True:
+            port = random.choice(_PORTS)
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                if port not in _given:
+                    _given.add(port)
+                    return port
+
+
 class Running:
     """A program that watches an engine, and what one sees of it. Leaving the context ends it and its children.
 
@@ -81,7 +100,9 @@ class Running:
 
     def __init__(self, program: Program, engine_url: str, config: str, *, start_sec: float = START_SEC) -> None:
         self.name = program.name
-        self.port = free_port()
+        self.port = own_port()
+        self.answered_at = 0.0
+        """Unix seconds of its first answer."""
         self.looks: list[Look] = []
         self._program = program
         self._engine_url = engine_url
@@ -186,13 +207,20 @@ class Running:
 
     def cpu_sec(self) -> float:
         """CPU time of it and its children so far, user and system, from the scheduler's own nanoseconds."""
-        used = 0
+        return self._scheduled(0)
+
+    def waited_sec(self) -> float:
+        """How long its threads were ready to run so far and had no CPU: what of its lateness is the machine's."""
+        return self._scheduled(1)
+
+    def _scheduled(self, field: int) -> float:
+        nanoseconds = 0
         for pid in self._pids():
             with contextlib.suppress(OSError):
                 for thread in Path(f"/proc/{pid}/task").iterdir():
                     with contextlib.suppress(OSError):
-                        used += int((thread / "schedstat").read_text().split()[0])
-        return used / 1e9
+                        nanoseconds += int((thread / "schedstat").read_text().split()[field])
+        return nanoseconds / 1e9
 
     def _pids(self) -> list[int]:
         """Everything in the session that it began."""
@@ -222,6 +250,7 @@ class Running:
                 said = str(error)
             else:
                 if status in (200, 503):
+                    self.answered_at = time.time()
                     return
                 said = f"it answered {status}"
             time.sleep(0.02)
@@ -242,6 +271,8 @@ class Running:
                 status, body = self.get("/healthz", 2)
             except OSError as error:
                 status, body = 0, str(error)
+            if (code := self._process.poll()) is not None:
+                status, body = 0, f"it ended with exit code {code}"
             self.looks.append(Look(time.time(), status, body.partition("\n")[0][:300]))
 
     def _end(self) -> None:

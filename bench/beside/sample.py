@@ -28,6 +28,8 @@ SHORT = {
 
 DETECTED = "503, s"
 RECOVERED = "200 again, s"
+WAITED = "waited for a CPU meanwhile, s"
+"""Of a program that was late, what was the machine's doing."""
 
 
 @dataclass(frozen=True)

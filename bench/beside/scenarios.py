@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import probe_load
 from beside import sample as names
+from beside import told
 from beside.engines import Engines, decoding
 from beside.load import Page, asking
 from beside.program import OUR_NAME, Program, Running, all_running
@@ -76,6 +77,7 @@ def _freezes(stage: Stage, scenario: str, *, cores: int) -> list[Sample]:
                     stack.enter_context(decoding(engine, cores=cores))
                 # Where between two polls the freeze falls decides how long it takes; rounds spread over one poll.
                 time.sleep(setting.settle_sec + setting.poll_sec * number / stage.rounds)
+                waited = [each.waited_sec() for each in running]
                 frozen_at = time.time()
                 engine.freeze(core)
                 try:
@@ -86,17 +88,20 @@ def _freezes(stage: Stage, scenario: str, *, cores: int) -> list[Sample]:
                 finally:
                     engine.thaw(core)
                     thawed_at = time.time()
+                waited = [each.waited_sec() - before for each, before in zip(running, waited, strict=True)]
                 _wait(
                     [each for each in running if each.first(503, frozen_at)], 200, thawed_at, setting.recovery_limit_sec
                 )
-            for each in running:
-                found.append(_freeze_sample(stage, scenario, number, each, frozen_at, thawed_at))
+            for each, waited_sec in zip(running, waited, strict=True):
+                found.append(_freeze_sample(stage, scenario, number, each, frozen_at, thawed_at, waited_sec))
             stage.say(f"{scenario}, round {number + 1}: {_told(found[-len(running) :])}")
+            for line in told.timelines(found[-len(running) :]):
+                stage.say(line)
     return found
 
 
 def _freeze_sample(
-    stage: Stage, scenario: str, number: int, program: Running, frozen_at: float, thawed_at: float
+    stage: Stage, scenario: str, number: int, program: Running, frozen_at: float, thawed_at: float, waited_sec: float
 ) -> Sample:
     before = [look for look in program.looks if look.at < frozen_at]
     detected = next(
@@ -106,6 +111,7 @@ def _freeze_sample(
         names.DETECTED: detected,
         # Who saw nothing has nothing to forgive.
         **({names.RECOVERED: program.first(200, thawed_at)} if detected is not None else {}),
+        names.WAITED: waited_sec,
     }
     missed = program.name == OUR_NAME and (detected is None or detected > stage.setting.bound_sec)
     return Sample(
@@ -159,16 +165,17 @@ def _served(
                 engines.append(engine)
                 running.append(stack.enter_context(Running(program, engine.url, stage.setting.config(_MODEL))))
                 running[-1].look()
-            began = time.time()
             if wait_for_503:
                 time.sleep(stage.setting.settle_sec + stage.setting.poll_sec * number / stage.rounds)
-                began = time.time()
+                changed_at = time.time()
                 for engine in engines:
                     change(engine)
-                _wait(running, 503, began, stage.setting.blind_limit_sec)
+                _wait(running, 503, changed_at, stage.setting.blind_limit_sec)
             else:
                 time.sleep(stage.setting.blind_limit_sec)
             for each in running:
+                # Where it is so from the beginning, the time runs from each program's own start.
+                began = changed_at if wait_for_503 else each.answered_at
                 detected = each.first(503, began)
                 wrong = (detected is None) is wait_for_503
                 before = [look for look in each.looks if look.at < began]

@@ -152,7 +152,12 @@ def broken_controls(samples: Iterable[Sample]) -> list[str]:
 def timelines(samples: Iterable[Sample]) -> list[str]:
     """What ours said where it was late or wrong; its /history of that round is in the JSON."""
     return [
-        f"{sample.scenario}, round {sample.round + 1}, what {OUR_NAME} said: {'; '.join(sample.story)}"
+        f"{sample.scenario}, round {sample.round + 1}, what {OUR_NAME} said{_waited(sample)}: {'; '.join(sample.story)}"
         for sample in samples
         if sample.program == OUR_NAME and sample.history
     ]
+
+
+def _waited(sample: Sample) -> str:
+    waited_sec = sample.figures.get(names.WAITED)
+    return "" if waited_sec is None else f", having waited {waited_sec:.1f} s for a CPU"
