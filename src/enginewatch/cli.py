@@ -24,7 +24,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 1
 
-SUMMARY = """Liveness and identity for LLM inference engines (vLLM, SGLang).
+SUMMARY = """Liveness and identity for LLM inference engines (vLLM, SGLang, TensorRT-LLM).
 
 Is this engine hung, and is it still the process I was talking to?
 """
@@ -228,6 +228,7 @@ def _add_doctor(app: "App") -> None:
         metrics_path: str = "",
         api_key_file: str = "",
         ca_file: str = "",
+        trtllm_json_stats: Annotated[bool, Parameter(negative="")] = False,
     ) -> int:
         """Look at a running engine from outside: what a sidecar would have to go by, what is missing, how to fix it.
 
@@ -241,6 +242,7 @@ def _add_doctor(app: "App") -> None:
             metrics_path: path of the metrics page, if not the usual one.
             api_key_file: file that holds the engine's API key.
             ca_file: CA certificates for an https engine.
+            trtllm_json_stats: read TensorRT-LLM's JSON statistics in place of its page; others lose what is read.
         """
         import asyncio
 
@@ -252,7 +254,7 @@ def _add_doctor(app: "App") -> None:
         except BadTarget as error:
             complain(str(error))
             return EXIT_USAGE
-        diagnosis = asyncio.run(diagnose(target, kind=engine, role=role))
+        diagnosis = asyncio.run(diagnose(target, kind=engine, role=role, json_statistics=trtllm_json_stats))
         if output == "json":
             print(to_json(diagnosis).decode())
         else:

@@ -13,6 +13,7 @@ from tests.client.servers import Serve, read_request, response
 from enginewatch.client.target import CanaryReport, Description, EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Flags
 from enginewatch.engines import PROFILES
+from enginewatch.engines.vllm import PROFILE as VLLM
 
 PAGE = b'# a page\nvllm:generation_tokens_total{engine="0"} 5\n' * 5
 SEEDS = (
@@ -70,12 +71,12 @@ async def test_damaged_answers_never_raise(serve: Serve, seed: int) -> None:
     vllm = PROFILES["vllm"]
     for _ in range(60):
         answer = damaged(chance)
-        page = await client.scrape(vllm.names(), timeout_sec=5, path="/metrics")
+        page = await client.scrape(vllm.names(), timeout_sec=5, profile=VLLM)
         assert isinstance(page, dict) or page.failure in WORDS or page.failure.startswith("http_")
         assert isinstance(await client.canary(vllm.canaries["agg"], model="x", deadline_sec=5), CanaryReport)
         assert await client.read_flags(vllm.flag_endpoints, timeout_sec=5) in Flags
         assert isinstance(await client.describe(timeout_sec=5), Description)
         # Control: the answer is read where it is whole.
         answer = response(PAGE)
-        assert not isinstance(await client.scrape(vllm.names(), timeout_sec=5, path="/metrics"), ScrapeFailure)
+        assert not isinstance(await client.scrape(vllm.names(), timeout_sec=5, profile=VLLM), ScrapeFailure)
     assert complaints == []

@@ -16,6 +16,7 @@ from enginewatch.client.exchange import Question, Trouble
 from enginewatch.client.target import EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Outcome
 from enginewatch.engines.profile import AnswerFormat, CanaryRequest
+from enginewatch.engines.vllm import PROFILE as VLLM
 
 KEY = "hunter2-very-secret"
 PROBE = CanaryRequest("GET", "/x", None, AnswerFormat.ANY_2XX)
@@ -69,7 +70,7 @@ async def test_an_echoed_key_is_taken_out_of_series_and_versions(serve: Serve, t
         }
     )
     client = EngineClient(Target.parse(await serve(server), api_key_file=str(tmp_path / "key")))
-    page = await client.scrape(frozenset({"vllm:x"}), timeout_sec=5, path="/metrics")
+    page = await client.scrape(frozenset({"vllm:x"}), timeout_sec=5, profile=VLLM)
     assert page == {'vllm:x{engine="0",who="is <API key>"}': 1.0, 'vllm:x{engine="1"}': 2.0}
     (tmp_path / "key").write_text("rotated-and-new")
     told = await client.describe()
@@ -81,7 +82,7 @@ async def test_a_key_too_short_to_be_a_secret_garbles_nothing(serve: Serve, tmp_
     client = EngineClient(
         Target.parse(await serve(answering(response("vllm:x 1\n"))), api_key_file=str(tmp_path / "key"))
     )
-    assert await client.scrape(frozenset({"vllm:x"}), timeout_sec=5, path="/metrics") == {"vllm:x": 1.0}
+    assert await client.scrape(frozenset({"vllm:x"}), timeout_sec=5, profile=VLLM) == {"vllm:x": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ async def test_an_unusable_key_is_not_fatal_and_told_when_the_engine_wants_it(
         {"/metrics": response("# page\n"), "/x": response("", status="401 Unauthorized")},
     )
     client = EngineClient(Target.parse(await serve(server), api_key_file=str(file)))
-    assert await client.scrape(frozenset(), timeout_sec=5, path="/metrics") == {}
+    assert await client.scrape(frozenset(), timeout_sec=5, profile=VLLM) == {}
     report = await client.canary(PROBE, deadline_sec=5)
     assert report.outcome is Outcome.MISCONFIGURED
     assert says in report.detail
@@ -126,7 +127,7 @@ async def test_a_directory_in_place_of_the_key_keeps_no_page_from_being_read(ser
     (tmp_path / "key").mkdir()
     server = Recorder({"/metrics": response("# page\n"), "/x": response("", status="401 Unauthorized")})
     client = EngineClient(Target.parse(await serve(server), api_key_file=str(tmp_path / "key")))
-    assert await client.scrape(frozenset(), timeout_sec=5, path="/metrics") == {}
+    assert await client.scrape(frozenset(), timeout_sec=5, profile=VLLM) == {}
     assert "not a regular file" in (await client.canary(PROBE, deadline_sec=5)).detail
 
 
@@ -147,9 +148,9 @@ def test_no_descriptor_is_left_of_a_file_that_cannot_be_used(tmp_path: Path, kin
 async def test_a_refused_key_is_told_apart_from_a_missing_one(serve: Serve, tmp_path: Path, status: str) -> None:
     (tmp_path / "key").write_text(KEY)
     url = await serve(answering(response("", status=status)))
-    without = await EngineClient(Target.parse(url)).scrape(frozenset(), timeout_sec=5, path="/metrics")
+    without = await EngineClient(Target.parse(url)).scrape(frozenset(), timeout_sec=5, profile=VLLM)
     with_key = await EngineClient(Target.parse(url, api_key_file=str(tmp_path / "key"))).scrape(
-        frozenset(), timeout_sec=5, path="/metrics"
+        frozenset(), timeout_sec=5, profile=VLLM
     )
     assert isinstance(without, ScrapeFailure)
     assert isinstance(with_key, ScrapeFailure)
@@ -175,7 +176,7 @@ async def test_the_key_is_in_no_report_no_log_and_no_traceback(
     with caplog.at_level(logging.DEBUG):
         seen = [
             repr(await client.canary(PROBE, deadline_sec=5)),
-            repr(await client.scrape(frozenset(), timeout_sec=5, path="/metrics")),
+            repr(await client.scrape(frozenset(), timeout_sec=5, profile=VLLM)),
             repr(client.target),
             repr(vars(client.line)),
         ]

@@ -14,6 +14,7 @@ from enginewatch.client.intake import SIP_BYTES
 from enginewatch.client.target import EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Outcome
 from enginewatch.engines.profile import AnswerFormat, CanaryRequest
+from enginewatch.engines.vllm import PROFILE as VLLM
 
 NAMES = frozenset({"a_total"})
 PROBE = CanaryRequest("GET", "/x", None, AnswerFormat.ANY_2XX)
@@ -46,7 +47,7 @@ async def test_aiohttp_is_never_given_more_than_a_sip(serve: Serve, monkeypatch:
     monkeypatch.setattr(ResponseHandler, "data_received", watched)
     body = b"# filler\n" * 100_000 + b"a_total 1\n"
     client = EngineClient(Target.parse(await serve(answering(response(body)))))
-    assert await client.scrape(NAMES, timeout_sec=5, path="/metrics") == {"a_total": 1.0}
+    assert await client.scrape(NAMES, timeout_sec=5, profile=VLLM) == {"a_total": 1.0}
     assert sum(sips) > len(body)
     assert max(sips) <= SIP_BYTES
 
@@ -66,7 +67,7 @@ async def test_packaging_without_end_is_no_answer_and_is_not_read_until_the_dead
 ) -> None:
     client = EngineClient(Target.parse(await serve(handler)))
     async with asyncio.timeout(20):
-        result = await client.scrape(NAMES, timeout_sec=60, path="/metrics")
+        result = await client.scrape(NAMES, timeout_sec=60, profile=VLLM)
         report = await client.canary(PROBE, deadline_sec=60)
     assert isinstance(result, ScrapeFailure)
     assert result.failure == "malformed"

@@ -24,6 +24,7 @@ from tests.client.servers import (
 
 from enginewatch.client.target import EngineClient, ScrapeFailure, Target
 from enginewatch.core.exposition import PageReader
+from enginewatch.engines.vllm import PROFILE as VLLM
 
 NAMES = frozenset({"vllm:generation_tokens_total"})
 SERIES = 'vllm:generation_tokens_total{engine="0"}'
@@ -32,7 +33,7 @@ SAMPLES = {SERIES: 5.0}
 
 
 async def scrape(url: str, *, timeout_sec: float = 5.0) -> dict[str, float] | ScrapeFailure:
-    return await EngineClient(Target.parse(url)).scrape(NAMES, timeout_sec=timeout_sec, path="/metrics")
+    return await EngineClient(Target.parse(url)).scrape(NAMES, timeout_sec=timeout_sec, profile=VLLM)
 
 
 def after_a_request(*parts: bytes, then_reset: bool = False) -> Handler:
@@ -264,7 +265,7 @@ async def test_the_event_loop_gets_a_turn_between_any_two_pieces_of_a_page(
             turns += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("enginewatch.client.scrape.PageReader", Watched)
+    monkeypatch.setattr("enginewatch.client.target.PageReader", Watched)
     others = asyncio.create_task(other())
     assert await scrape(url) == {}
     others.cancel()
@@ -284,7 +285,7 @@ async def test_an_answer_is_asked_for_plain_and_in_text_format(serve: Serve) -> 
 async def test_the_operators_metrics_path_replaces_the_profiles(serve: Serve) -> None:
     server = Recorder({"/prefix/custom": response(PAGE)})
     client = EngineClient(Target.parse(f"{await serve(server)}/prefix", metrics_path="/custom"))
-    assert await client.scrape(NAMES, timeout_sec=5, path="/metrics") == SAMPLES
+    assert await client.scrape(NAMES, timeout_sec=5, profile=VLLM) == SAMPLES
 
 
 async def test_a_proxy_in_the_environment_is_not_used(
@@ -310,7 +311,7 @@ async def test_a_redirect_within_the_origin_is_followed_once_without_the_key(
         "", status="307 Temporary Redirect", headers=f"Location: {location.format(url=url)}\r\n"
     )
     client = EngineClient(Target.parse(url, api_key_file=str(key)))
-    page = await client.read_page(NAMES, timeout_sec=5, path="/metrics")
+    page = await client.read_page(NAMES, timeout_sec=5, profile=VLLM)
     assert page.result == SAMPLES
     assert page.redirected_to == "/metrics/"
     assert server.paths() == ["/metrics", "/metrics/"]
@@ -386,7 +387,7 @@ async def test_a_connection_that_breaks_is_one_failure_not_two_attempts(serve: S
 
 async def test_closing_the_client_ends_what_is_under_way(serve: Serve) -> None:
     client = EngineClient(Target.parse(await serve(wait_for_ever)))
-    under_way = asyncio.create_task(client.scrape(NAMES, timeout_sec=60, path="/metrics"))
+    under_way = asyncio.create_task(client.scrape(NAMES, timeout_sec=60, profile=VLLM))
     await asyncio.sleep(0.05)
     await client.close()
     result = await asyncio.wait_for(under_way, 1)

@@ -17,6 +17,7 @@ from tests.client.servers import Serve, answering, connections_to, open_sockets,
 from enginewatch.client.target import EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Outcome
 from enginewatch.engines.profile import AnswerFormat, CanaryRequest
+from enginewatch.engines.vllm import PROFILE as VLLM
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with the openssl command")
 
@@ -75,7 +76,7 @@ async def serve_tls() -> AsyncIterator[ServeTls]:
 
 
 async def scrape(client: EngineClient, timeout_sec: float = 5.0) -> dict[str, float] | ScrapeFailure:
-    return await client.scrape(NAMES, timeout_sec=timeout_sec, path="/metrics")
+    return await client.scrape(NAMES, timeout_sec=timeout_sec, profile=VLLM)
 
 
 async def test_a_certificate_of_the_ca_file_is_trusted(

@@ -8,7 +8,7 @@ from virtual_shell import ScriptedEngine, VirtualShell
 
 from enginewatch.core.events import Flags, Outcome
 from enginewatch.core.settings import Settings
-from enginewatch.engines import PROFILES
+from enginewatch.engines import PROFILES, UNKNOWN
 from enginewatch.engines.profile import Profile
 
 SETTINGS = Settings(warmup_sec=0)
@@ -27,7 +27,11 @@ def watch(engine: ScriptedEngine, until: float, kind: str = "auto") -> VirtualSh
 
 
 def test_it_is_recognised_by_its_page(profile: Profile) -> None:
-    assert watch(ScriptedProfile(profile), 20).watch.profile is profile
+    known = watch(ScriptedProfile(profile), 20).watch.profile
+    assert known is not None
+    assert known.kind == profile.kind
+    assert known.legs == profile.legs
+    assert known.metrics_path == UNKNOWN.metrics_path, "it stays where it was found"
 
 
 def test_idle_it_is_healthy(profile: Profile) -> None:

@@ -125,8 +125,10 @@ class FakeClient:
     cancelled: list[str] = field(default_factory=list)
     is_closed: bool = False
 
-    async def scrape(self, names: frozenset[str], *, timeout_sec: float, path: str) -> dict[str, float] | ScrapeFailure:
-        self.asked.append(("scrape", (names, timeout_sec, path)))
+    async def scrape(
+        self, names: frozenset[str], *, timeout_sec: float, profile: Profile | None
+    ) -> dict[str, float] | ScrapeFailure:
+        self.asked.append(("scrape", (names, timeout_sec, profile)))
         return await self.on_scrape()
 
     async def canary(

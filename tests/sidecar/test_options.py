@@ -32,6 +32,30 @@ def test_nothing_given_means_the_documented_defaults() -> None:
         engine_ca_file="",
         identity_kv_bootstrap_url="",
         metrics_path="",
+        trtllm_json_stats=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "asked"),
+    [
+        (["--trtllm-json-stats"], {}, True),
+        (["--trtllm-json-stats=1"], {"TRTLLM_JSON_STATS": "0"}, True),
+        (["--trtllm-json-stats=0"], {"TRTLLM_JSON_STATS": "1"}, False),
+        ([], {"TRTLLM_JSON_STATS": "1"}, True),
+        ([], {"TRTLLM_JSON_STATS": "True"}, True),
+        ([], {"TRTLLM_JSON_STATS": "false"}, False),
+        ([], {"TRTLLM_JSON_STATS": " "}, False),
+        ([], {"TRTLLM_JSON_STATS": "please"}, False),
+    ],
+)
+def test_statistics_that_reading_removes_are_read_only_when_plainly_asked_for(
+    flags: list[str], environ: dict[str, str], asked: bool
+) -> None:
+    options = parse(flags, environ)
+    assert options.trtllm_json_stats is asked
+    assert [problem.key for problem in options.problems] == (
+        ["TRTLLM_JSON_STATS"] if environ.get("TRTLLM_JSON_STATS") == "please" else []
     )
 
 

@@ -91,7 +91,7 @@ async def test_a_scrape_is_told_with_the_moment_it_began() -> None:
     async with House(client=FakeClient(on_scrape=takes(2, {"a_total": 3.0}))) as house:
         await asyncio.sleep(3)
     assert house.judge.heard(Scraped) == [Scraped(0, {"a_total": 3.0}, recheck=False)]
-    assert house.client.asked[0] == ("scrape", (frozenset({"a_total"}), 10.0, "/metrics"))
+    assert house.client.asked[0] == ("scrape", (frozenset({"a_total"}), 10.0, house.judge.profile))
 
 
 async def test_a_failed_scrape_is_told_as_what_it_was() -> None:

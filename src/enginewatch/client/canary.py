@@ -16,7 +16,7 @@ from enginewatch.client.exchange import Fault, Feed, Head, Line, Question, Troub
 from enginewatch.client.models import ModelName, NoModel
 from enginewatch.core.answer import AnswerJudge, Ending, unfinished
 from enginewatch.core.events import Outcome
-from enginewatch.engines.profile import Aim, AnswerFormat, CanaryRequest, Role
+from enginewatch.engines.profile import Aim, AnswerFormat, CanaryRequest, DeathNotice, Role
 
 MODEL_PLACE = "{model}"
 
@@ -70,7 +70,7 @@ async def send_canary(
         if model is None and _holds_place(request.body):
             model = await names.get(line, until=until)
         question, aimed = _question(request, model=model, core=core, cores=cores, aim=aim)
-        outcome, detail = await _put(line, question, request.answer, until=until)
+        outcome, detail = await _put(line, question, request, until=until)
     except Trouble as trouble:
         outcome, detail = _judge_trouble(trouble, None)
         detail += ", asking for the model's name"
@@ -83,12 +83,12 @@ async def send_canary(
     return CanaryReport(outcome, detail, loop.time() - began, aimed)
 
 
-async def _put(line: Line, question: Question, answer: AnswerFormat, *, until: float) -> tuple[Outcome, str]:
+async def _put(line: Line, question: Question, request: CanaryRequest, *, until: float) -> tuple[Outcome, str]:
     judge: AnswerJudge | None = None
 
     def begin(head: Head) -> Feed | None:
         nonlocal judge
-        judge = AnswerJudge(answer, head.status, head.content_type)
+        judge = AnswerJudge(request.answer, head.status, head.content_type)
         # Where the status decides, a body that never comes must not turn a 401 into a hang.
         return None if judge.settled else judge.feed
 
@@ -98,7 +98,19 @@ async def _put(line: Line, question: Question, answer: AnswerFormat, *, until: f
         return _judge_trouble(trouble, judge)
     assert judge is not None
     outcome, detail = judge.finish()
+    notice = request.death_notice
+    refused = outcome is Outcome.MISCONFIGURED and 400 <= head.status < 500
+    if refused and notice is not None and await _is_dead(line, notice, until=until):
+        return Outcome.ERROR_ANSWER, f"{detail}, and {notice.path} says {notice.status}: its core is gone"
     return outcome, _with_key_advice(line, head.status, detail)
+
+
+async def _is_dead(line: Line, notice: DeathNotice, *, until: float) -> bool:
+    try:
+        head = await line.ask(Question(notice.path), until=until, on_head=lambda _: None)
+    except Trouble:
+        return False
+    return head.status == notice.status
 
 
 def _judge_trouble(trouble: Trouble, judge: AnswerJudge | None) -> tuple[Outcome, str]:

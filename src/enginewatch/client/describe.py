@@ -32,6 +32,7 @@ class Description:
 
     Attributes:
         unanswered: a path that told nothing before the deadline and that this engine answers by way of its core.
+        batches_statistics: its JSON statistics, where it has any, are filled only when a request ends.
     """
 
     kind: str | None = None
@@ -39,6 +40,7 @@ class Description:
     model: str | None = None
     role: Role | None = None
     unanswered: str | None = None
+    batches_statistics: bool = False
 
 
 async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: float) -> Description:
@@ -63,12 +65,14 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
         if version is not None:
             break
     model = served_model(said[MODELS_PATH])
+    statistics = assumed.json_statistics if assumed else None
     return Description(
         kind=found.kind if found else None,
         version=line.redacted(version) if version is not None else None,
         model=line.redacted(model) if model is not None else None,
         role=role,
         unanswered=unanswered,
+        batches_statistics=statistics is not None and await _has(line, statistics.batched_by, timeout_sec),
     )
 
 
@@ -89,6 +93,16 @@ async def _read(line: Line, path: str, timeout_sec: float) -> Any:
     except Trouble as trouble:
         return _SILENCE if trouble.fault is Fault.TIMEOUT else None
     return parse_json(body) if head.status == 200 else None
+
+
+async def _has(line: Line, path: str, timeout_sec: float) -> bool:
+    """Whether there is anything at `path`; also where nobody said."""
+    until = asyncio.get_running_loop().time() + timeout_sec
+    try:
+        head = await line.ask(Question(path), until=until, on_head=lambda _: None)
+    except Trouble:
+        return True
+    return head.status not in (404, 405, 501)
 
 
 def _version(payload: Any, key: str) -> str | None:

@@ -47,7 +47,12 @@ CANARIES_AT_ONCE = 8
 
 
 async def diagnose(
-    target: Target, *, kind: str = "auto", role: Role | None = None, settings: Settings | None = None
+    target: Target,
+    *,
+    kind: str = "auto",
+    role: Role | None = None,
+    settings: Settings | None = None,
+    json_statistics: bool = False,
 ) -> Diagnosis:
     """Look at an engine once and say what a sidecar would have to go by. Takes seconds where the engine hangs.
 
@@ -56,6 +61,7 @@ async def diagnose(
         kind: `auto`, or a kind of `engines.PROFILES`.
         role: the worker's role; None = what the engine says, else `agg`.
         settings: what a sidecar would run with: timeouts, and an operator's own canary.
+        json_statistics: read the engine's JSON statistics in place of its page, where it has any; that removes them.
 
     Raises:
         ValueError: there is no profile of that kind.
@@ -64,7 +70,7 @@ async def diagnose(
         raise ValueError(f"there is no engine kind {kind!r}: use auto, {', '.join(PROFILES)}")
     client = EngineClient(target)
     try:
-        return await _Examination(client, PROFILES.get(kind), role, settings or Settings()).run()
+        return await _Examination(client, PROFILES.get(kind), role, settings or Settings(), json_statistics).run()
     finally:
         await client.close()
 
@@ -72,21 +78,37 @@ async def diagnose(
 class _Examination:
     """One examination of one engine; each step notes what it found."""
 
-    def __init__(self, client: EngineClient, given: Profile | None, role: Role | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        given: Profile | None,
+        role: Role | None,
+        settings: Settings,
+        json_statistics: bool,
+    ) -> None:
         self._client = client
         self._given = given
+        self._json_statistics = json_statistics
         self._given_role = role
         self._settings = settings
         self._clock = asyncio.get_running_loop().time
 
     async def run(self) -> Diagnosis:
-        path = (self._given or UNKNOWN).metrics_path
-        page = await self._read(path)
-        samples = page.result if isinstance(page.result, dict) else {}
+        page = await self._read(self._given)
         answers = page.fault not in (Fault.SETUP, Fault.REFUSED)
-        on_page = recognise(series.partition("{")[0] for series in samples)
+        on_page = recognise(_names(page))
         said = await self._describe(self._given or on_page) if answers else Description()
         profile, told_by = self._profile(on_page, said)
+        if told_by == "page":
+            # It is where it was found, and not where this engine has it by itself: somebody passes it on.
+            profile = replace(profile, metrics_path=UNKNOWN.metrics_path)
+        elif self._json_statistics:
+            profile = profile.on_json_statistics(batched=said.batches_statistics)
+        is_elsewhere = told_by == "answers" and profile.metrics_path != UNKNOWN.metrics_path
+        if answers and (is_elsewhere or profile.reads_json_statistics):
+            page = await self._read(profile)
+            on_page = recognise(_names(page)) or on_page
+        samples = page.result if isinstance(page.result, dict) else {}
         role, role_from = self._role(samples, said)
         ledger = Ledger(profile)
         first = ledger.take(samples, self._clock(), self._clock(), 1, recheck=False)
@@ -100,7 +122,7 @@ class _Examination:
             model=said.model,
             role=role,
             role_from=role_from,
-            page=_found_page(page, self._client.target.metrics_path or path),
+            page=_found_page(page, self._path(profile)),
             core_label=profile.core_label,
             can_aim=self._can_aim(profile, role, said.version),
             cores=(),
@@ -112,13 +134,13 @@ class _Examination:
             unanswered=said.unanswered,
         )
         if answers:
-            found = await self._look_inside(found, profile, ledger, path, resting=first.resting)
+            found = await self._look_inside(found, profile, ledger, resting=first.resting)
         findings = findings_of(found, profile, self._settings)
         level = worst(findings)
         return replace(found, findings=findings, level=level, exit_code=EXIT_CODES[level])
 
     async def _look_inside(
-        self, found: Diagnosis, profile: Profile, ledger: Ledger, path: str, *, resting: str | None
+        self, found: Diagnosis, profile: Profile, ledger: Ledger, *, resting: str | None
     ) -> Diagnosis:
         """Flags, canaries, and the page after them."""
         endpoints = profile.flags_for(found.version)
@@ -132,27 +154,32 @@ class _Examination:
                 aimed = await self._canaries(profile, found, cores)
             else:
                 canary = await self._unaimed_canary(profile, found, cores)
-        begun = self._clock()
-        await self._look_again(ledger, path)
+        await self._look_again(ledger)
         return replace(
             found,
             pause=pause,
             canary=canary,
             cores=tuple(
-                replace(_found_core(ledger, name, begun), canary=aimed.get(name))
+                replace(_found_core(ledger, name, is_new=name not in cores), canary=aimed.get(name))
                 for name in sorted(ledger.cores, key=_by_rank)
             ),
         )
 
-    async def _read(self, path: str) -> Page:
-        return await self._client.read_page(ALL_NAMES, timeout_sec=self._settings.metrics_timeout_sec, path=path)
+    async def _read(self, profile: Profile | None) -> Page:
+        return await self._client.read_page(ALL_NAMES, timeout_sec=self._settings.metrics_timeout_sec, profile=profile)
 
-    async def _look_again(self, ledger: Ledger, path: str) -> None:
+    def _path(self, profile: Profile) -> str:
+        """Where the page was asked for."""
+        if profile.reads_json_statistics:
+            return profile.metrics_path
+        return self._client.target.metrics_path or profile.metrics_path
+
+    async def _look_again(self, ledger: Ledger) -> None:
         """Take in pages until a leg has moved, or long enough."""
         for poll, wait in enumerate(SETTLE_SEC, start=2):
             await asyncio.sleep(wait)
             begun = self._clock()
-            page = await self._read(path)
+            page = await self._read(ledger.profile)
             if not isinstance(page.result, dict):
                 return
             ledger.take(page.result, self._clock(), begun, poll, recheck=False)
@@ -258,7 +285,13 @@ def _found_page(page: Page, path: str) -> FoundPage:
     )
 
 
-def _found_core(ledger: Ledger, name: str, begun: float) -> FoundCore:
+def _names(page: Page) -> list[str]:
+    samples = page.result if isinstance(page.result, dict) else {}
+    return [series.partition("{")[0] for series in samples]
+
+
+def _found_core(ledger: Ledger, name: str, *, is_new: bool) -> FoundCore:
+    """`is_new`: it was not on the page before the canary, so all that it has moved since."""
     core = ledger.cores[name]
     legs = tuple(
         FoundLeg(
@@ -266,7 +299,7 @@ def _found_core(ledger: Ledger, name: str, begun: float) -> FoundCore:
             kind=leg.kind.value,
             grain=leg.grain.value,
             value=core.legs[leg.name].value,
-            moved=core.legs[leg.name].moved_at is not None,
+            moved=core.legs[leg.name].moved_at is not None or (is_new and core.legs[leg.name].value > 0),
         )
         for leg in ledger.profile.legs
         if leg.name in core.legs

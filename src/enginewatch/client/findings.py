@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from enginewatch.client.diagnosis import Diagnosis, Finding, FoundCanary, FoundCore
 from enginewatch.core.events import Outcome
+from enginewatch.core.progress import REQUEST_GRAINED_STALL_SEC
 from enginewatch.core.settings import Settings
 from enginewatch.engines import PROFILES
 from enginewatch.engines.profile import Grain, LegKind, Profile
@@ -19,7 +20,7 @@ _KEY_FIX = "Put the key into a file and name it in ENGINE_API_KEY_FILE."
 
 def findings_of(found: Diagnosis, profile: Profile, settings: Settings) -> tuple[Finding, ...]:
     """All findings about what was found, for an engine of that profile and the settings a sidecar would run with."""
-    parts = (_page, _engine, _core_answers, _role, _legs, _cores, _canaries, _pause, _identity, _log)
+    parts = (_page, _engine, _core_answers, _role, _legs, _statistics, _cores, _canaries, _pause, _identity, _log)
     return tuple(finding for part in parts for finding in part(found, profile, settings))
 
 
@@ -36,8 +37,9 @@ def _page(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Fi
     elif page.failure is not None:
         yield _failed_page(found, profile, settings)
     else:
-        yield Finding("ok", f"Metrics page: {_bytes(page.size_bytes)} in {_sec(page.duration_sec)}.")
-        if page.duration_sec > SLOW_PAGE_SEC:
+        what = "Iteration statistics" if profile.reads_json_statistics else "Metrics page"
+        yield Finding("ok", f"{what} at {page.path}: {_bytes(page.size_bytes)} in {_sec(page.duration_sec)}.")
+        if page.duration_sec > SLOW_PAGE_SEC + _waits_sec(profile):
             yield Finding(
                 "warning",
                 f"The metrics page took {_sec(page.duration_sec)}; a sidecar gives up after "
@@ -89,11 +91,16 @@ def _failed_page(found: Diagnosis, profile: Profile, settings: Settings) -> Find
             return Finding("warning", what, alone + "give the engine's own address in ENGINE_URL.")
 
 
+def _waits_sec(profile: Profile) -> float:
+    statistics = profile.json_statistics
+    return statistics.waits_sec if profile.reads_json_statistics and statistics is not None else 0.0
+
+
 def _page_elsewhere(detail: str) -> str:
     if detail.startswith("JSON"):
         return (
             "TensorRT-LLM has its Prometheus page at /prometheus/metrics, with return_perf_metrics: true "
-            "(METRICS_PATH). Do not scrape its JSON: reading it removes it."
+            "(ENGINE_KIND=trtllm). Do not scrape its JSON: reading it removes it."
         )
     if detail.startswith("HTML"):
         return "a proxy or another server answers here: give the engine's own address in ENGINE_URL."
@@ -151,6 +158,15 @@ def _legs(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Fi
         )
         return
     step = {leg.name for leg in profile.legs if leg.grain is Grain.STEP and leg.kind is LegKind.COUNTER}
+    if not step:
+        threshold = max(settings.stall_sec, REQUEST_GRAINED_STALL_SEC)
+        yield Finding(
+            "warning",
+            f"Its progress legs move only when a request ends: one long request looks frozen, so a hang is declared "
+            f"after {threshold:g} s at the earliest.",
+            f"Where a canary may have to wait that long behind real requests, raise stall_sec above {threshold:g}.",
+        )
+        return
     for core in found.cores:
         if not step & {leg.name for leg in core.legs}:
             yield Finding(
@@ -159,6 +175,29 @@ def _legs(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Fi
                 "a long request looks frozen.",
                 "Send a request and look again: some series appear with their first token. Otherwise raise stall_sec.",
             )
+
+
+def _statistics(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    """Statistics that could be read in place of the page, or are."""
+    statistics = profile.json_statistics
+    if statistics is None or not found.page.asked or found.page.failure == "refused":
+        return
+    if not profile.reads_json_statistics:
+        yield Finding(
+            "ok",
+            f"Its statistics per iteration at {statistics.path} (JSON) were not read: reading removes them.",
+            "They move during a long request too. With TRTLLM_JSON_STATS=1 the sidecar reads them in place of the "
+            f"page. {statistics.cost}",
+        )
+        return
+    yield Finding("warning", f"What was read at {statistics.path} is gone.", statistics.cost)
+    if all(leg.grain is Grain.REQUEST for leg in profile.legs):
+        yield Finding(
+            "warning",
+            f"There is a page at {statistics.batched_by} as well, and with it newer versions fill the list only when "
+            "a request ends.",
+            "Choose one: start it without return_perf_metrics, or leave TRTLLM_JSON_STATS out.",
+        )
 
 
 def _cores(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
@@ -318,7 +357,9 @@ def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterato
         )
     else:
         yield Finding(
-            "ok", "Identity: observed. This engine names no process: a restart shows in counters or a refusal."
+            "ok",
+            "Identity: observed. This engine names no process, and nothing makes it: a restart shows in counters that "
+            "fall, or when nobody listens.",
         )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 from enginewatch.client.exchange import Fault, Feed, Head, Line, Question, Trouble
-from enginewatch.core.exposition import NotMetrics, PageReader, SeriesCache
+from enginewatch.core.exposition import NotMetrics
 
 _HEADERS = {"Accept": "text/plain;version=0.0.4, */*;q=0.1"}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -48,6 +49,7 @@ class Page:
         status: of the last answer, None without one.
         content_type: of the last answer.
         fault: what was wrong with the exchange, where that is why there is no page.
+        is_json_list: whether the body began like one.
     """
 
     result: dict[str, float] | ScrapeFailure
@@ -57,16 +59,32 @@ class Page:
     status: int | None
     content_type: str
     fault: Fault | None
+    is_json_list: bool = False
 
 
-async def read_page(
-    line: Line, path: str, names: frozenset[str], *, timeout_sec: float, cache: SeriesCache | None = None
-) -> Page:
-    """Read the page at `path` and keep the samples of `names`."""
+class Reader(Protocol):
+    """What makes samples of a body: `exposition.PageReader`, `statistics.StatisticsReader`."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes; raises NotMetrics."""
+
+    def finish(self) -> dict[str, float]:
+        """The samples of a body that came to its end; raises NotMetrics."""
+
+
+async def read_page(line: Line, path: str, reader: Reader, *, until: float, marks_its_end: bool = False) -> Page:
+    """Read the page at `path` with `reader`.
+
+    Args:
+        line: where the engine is.
+        path: of the page.
+        reader: makes samples of the body.
+        until: deadline on the running loop's clock, to the last byte.
+        marks_its_end: whether a body that is cut off cannot be taken for a whole one.
+    """
     loop = asyncio.get_running_loop()
     began = loop.time()
-    until = began + timeout_sec
-    taker = _Taker(PageReader(names, cache=cache))
+    taker = _Taker(reader, marks_its_end=marks_its_end)
     redirected_to: str | None = None
     fault: Fault | None = None
     result: dict[str, float] | ScrapeFailure
@@ -93,6 +111,7 @@ async def read_page(
         status=taker.head.status if taker.head else None,
         content_type=line.redacted(taker.head.content_type) if taker.head else "",
         fault=fault,
+        is_json_list=taker.first == b"[",
     )
 
 
@@ -102,12 +121,20 @@ def _redacted(line: Line, samples: dict[str, float]) -> dict[str, float]:
     return samples if clean.keys() == samples.keys() else clean
 
 
+def no_page(trouble: Trouble, *, duration_sec: float) -> Page:
+    """The page of an engine that could not even be asked another question."""
+    return Page(ScrapeFailure(_WORDS[trouble.fault], trouble.detail), duration_sec, 0, None, None, "", trouble.fault)
+
+
 class _Taker:
     """Feeds one body to a page reader."""
 
-    def __init__(self, reader: PageReader) -> None:
+    def __init__(self, reader: Reader, *, marks_its_end: bool) -> None:
         self._reader = reader
+        self._marks_its_end = marks_its_end
         self._last = b"\n"
+        self.first = b""
+        """The first byte of the body that is no blank."""
         self.head: Head | None = None
         self.size_bytes = 0
 
@@ -118,11 +145,12 @@ class _Taker:
     def _take(self, piece: bytes) -> None:
         self.size_bytes += len(piece)
         self._last = piece[-1:]
+        self.first = self.first or piece.lstrip()[:1]
         self._reader.feed(piece)
 
     def finish(self) -> dict[str, float] | ScrapeFailure:
         """The samples; raises NotMetrics."""
-        if self.head is not None and not self.head.sized and self._last != b"\n":
+        if self.head is not None and not self.head.sized and not self._marks_its_end and self._last != b"\n":
             # Only the end of the connection says that the page is over, and it is over inside a line: half a number
             # would read as a counter that fell.
             return ScrapeFailure("truncated", "the page ended inside a line")

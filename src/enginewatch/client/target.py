@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from enginewatch.client.canary import CanaryReport, send_canary
+from enginewatch.client.consumed import ConsumedPages
 from enginewatch.client.describe import Description, describe
-from enginewatch.client.exchange import Line
+from enginewatch.client.exchange import Fault, Line, Trouble
 from enginewatch.client.flags import read_flags
 from enginewatch.client.models import ModelName
-from enginewatch.client.scrape import Page, ScrapeFailure, read_page
+from enginewatch.client.scrape import Page, ScrapeFailure, no_page, read_page
 from enginewatch.core.events import Flags
-from enginewatch.core.exposition import SeriesCache
-from enginewatch.engines.profile import Aim, CanaryRequest, FlagEndpoint, Profile, Role
+from enginewatch.core.exposition import PageReader, SeriesCache
+from enginewatch.core.statistics import StatisticsMemory, StatisticsReader
+from enginewatch.engines import UNKNOWN
+from enginewatch.engines.profile import Aim, CanaryRequest, FlagEndpoint, JsonStatistics, Profile, Role
 
 __all__ = ["BadTarget", "CanaryReport", "Description", "EngineClient", "Page", "ScrapeFailure", "Target"]
 
@@ -80,6 +84,9 @@ class EngineClient:
         self.line = Line(target.url, api_key_file=target.api_key_file, ca_file=target.ca_file)
         self._model = ModelName()
         self._series = SeriesCache()
+        self._consumed = ConsumedPages()
+        self._statistics = StatisticsMemory()
+        self._reading_statistics = asyncio.Lock()
 
     async def close(self) -> None:
         """Break the connections of questions that are still under way; these then end as failed."""
@@ -89,24 +96,56 @@ class EngineClient:
         """Another engine process answers: read the model's name anew before the next canary."""
         self._model.forget()
 
-    async def scrape(self, names: frozenset[str], *, timeout_sec: float, path: str) -> dict[str, float] | ScrapeFailure:
+    async def scrape(
+        self, names: frozenset[str], *, timeout_sec: float, profile: Profile | None = None
+    ) -> dict[str, float] | ScrapeFailure:
         """Read the metrics page.
 
         Args:
             names: full sample names to keep.
             timeout_sec: one deadline, from connect to the last byte.
-            path: the engine profile's path; the target's own, where given, replaces it.
+            profile: of the engine, which says where its page is; the target's own path, where given, replaces that.
+                None: not known, so a page that some engine empties by answering is read with care (`consumed`).
 
         Returns:
             Canonical series -> value, or why there is no page.
         """
-        return (await self.read_page(names, timeout_sec=timeout_sec, path=path)).result
+        return (await self.read_page(names, timeout_sec=timeout_sec, profile=profile)).result
 
-    async def read_page(self, names: frozenset[str], *, timeout_sec: float, path: str) -> Page:
+    async def read_page(self, names: frozenset[str], *, timeout_sec: float, profile: Profile | None = None) -> Page:
         """Like `scrape`, with what `doctor` wants to know about the page besides its samples."""
-        return await read_page(
-            self.line, self.target.metrics_path or path, names, timeout_sec=timeout_sec, cache=self._series
-        )
+        until = asyncio.get_running_loop().time() + timeout_sec
+        if profile is not None and profile.reads_json_statistics and profile.json_statistics is not None:
+            page = await self._read_statistics(profile.json_statistics, until=until)
+        else:
+            path = self.target.metrics_path or (profile or UNKNOWN).metrics_path
+            instead = await self._consumed.look_first(self.line, path, profile, until=until)
+            page = instead or await read_page(self.line, path, PageReader(names, cache=self._series), until=until)
+            self._consumed.seen(path, page)
+        if page.fault is Fault.REFUSED:
+            self._consumed.forget()
+            self._statistics.forget()
+        return page
+
+    async def _read_statistics(self, statistics: JsonStatistics, *, until: float) -> Page:
+        """Read the engine's JSON statistics, which are gone then.
+
+        One reader at a time: of two, one might end with an older iteration after the other, and a count that falls is
+        another process.
+        """
+        until += statistics.waits_sec  # the engine's own wait is no sign of slowness
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._reading_statistics.acquire()
+        except TimeoutError:
+            trouble = Trouble(Fault.TIMEOUT, "the read before this one has not ended")
+            return no_page(trouble, duration_sec=until - began)
+        try:
+            reader = StatisticsReader(statistics, self._statistics)
+            return await read_page(self.line, statistics.path, reader, until=until, marks_its_end=True)
+        finally:
+            self._reading_statistics.release()
 
     async def canary(
         self,

@@ -87,10 +87,14 @@ class ScrapeFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineDescribed:
-    """What the engine says of itself outside the metrics page (answer to `DescribeEngine`); None = it did not say."""
+    """What the engine says of itself outside the metrics page (answer to `DescribeEngine`); None = it did not say.
+
+    `batches_statistics`: its JSON statistics, where it has any, are filled only when a request ends.
+    """
 
     kind: str | None = None
     version: str | None = None
+    batches_statistics: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from enginewatch.core import explain as explain_module
@@ -84,6 +84,7 @@ class Watch:
         settings: the effective hot settings.
         profile: the engine's profile; None recognises it from its page (ENGINE_KIND=auto).
         role: the worker's role, which decides the canary and whether `peer-stall` exists.
+        json_statistics: whether the engine's JSON statistics are read in place of its page, where it has any.
         log_channel: whether a log file is followed.
         watcher_started_ms: unix time in milliseconds, part of `observed` identities.
         now: the caller's monotonic seconds at creation.
@@ -95,6 +96,7 @@ class Watch:
         *,
         profile: Profile | None = None,
         role: Role = "agg",
+        json_statistics: bool = False,
         log_channel: bool = False,
         watcher_started_ms: int = 0,
         now: float,
@@ -105,9 +107,11 @@ class Watch:
         self.log_problem: str | None = None
         self.version: str | None = None
         self._auto = profile is None
-        self._profile = profile
+        self._json_statistics = json_statistics
+        self._batches_statistics = False
+        self._profile = None if profile is None else self._as_read(profile)
         self._clock = GapClock(now)
-        self._ledger = Ledger(profile or UNKNOWN)
+        self._ledger = Ledger(self._profile or UNKNOWN)
         self._identity = IdentityTracker(watcher_started_ms)
         self._reach = Reach(now)
         self._reach.longest_step_sec = self._ledger.profile.longest_step_sec
@@ -195,7 +199,8 @@ class Watch:
         self._out = []
         settings = self.settings
         poll = settings.poll_interval_sec
-        if self._clock.advance(now, longest=2 * poll + settings.metrics_timeout_sec, keep=poll):
+        longest = 2 * poll + settings.metrics_timeout_sec + self._page_waits_sec
+        if self._clock.advance(now, longest=longest, keep=poll):
             self._gap_poll = self._polls + 1
             if isinstance(event, CanaryDone):
                 self._desk.finish(event.token)  # over, so there is nothing to abandon; and it counts for nothing
@@ -259,7 +264,7 @@ class Watch:
         if news.cores_with_legs:
             self._end_blindness()
         elif not event.recheck or not self._ledger.cores:
-            self._page_without_legs(t, "the page has none of this engine's progress series")
+            self._page_without_legs(t, self._ledger.profile.why_no_legs)
         self._follow_rest(t)
         if not event.recheck:
             self._ask_stalled(t)
@@ -288,7 +293,7 @@ class Watch:
         if is_an_answer(event.failure):
             self._answered(None, None, t, begun, now)
             self._rest.by_page = None
-            self._page_without_legs(t, _no_page(event.failure, event.detail), at_once=True)
+            self._page_without_legs(t, self._why_no_page(event.failure, event.detail), at_once=True)
             self._follow_rest(t)
             self._ask_stalled(t)
             return
@@ -554,8 +559,11 @@ class Watch:
 
     def _on_described(self, event: EngineDescribed) -> None:
         self.version = event.version
+        self._batches_statistics = event.batches_statistics
         if event.kind in PROFILES and self._may_be_another_kind:
-            self._adopt(PROFILES[event.kind])
+            self._adopt(self._as_read(PROFILES[event.kind]))
+        elif self._profile is not None and self._profile.reads_json_statistics:
+            self._adopt(self._as_read(self._profile))
 
     @property
     def _may_be_another_kind(self) -> bool:
@@ -564,17 +572,41 @@ class Watch:
     def _recognise(self, samples: Mapping[str, float]) -> None:
         profile = recognise(series.partition("{")[0] for series in samples)
         if profile is not None:
-            self._adopt(profile)
+            # The page is where it was found, and not where this engine has it by itself: somebody passes it on.
+            path = (self._profile or UNKNOWN).metrics_path
+            self._adopt(profile if profile.metrics_path == path else replace(profile, metrics_path=path))
+
+    def _as_read(self, profile: Profile) -> Profile:
+        """An engine as the operator wants it to be read."""
+        return profile.on_json_statistics(batched=self._batches_statistics) if self._json_statistics else profile
+
+    @property
+    def _page_waits_sec(self) -> float:
+        """How long the engine keeps the reader of its page waiting on purpose."""
+        profile = self._profile
+        if profile is None or not profile.reads_json_statistics or profile.json_statistics is None:
+            return 0.0
+        return profile.json_statistics.waits_sec
+
+    def _why_no_page(self, failure: str, detail: str) -> str:
+        profile = self._profile or UNKNOWN
+        where = "/metrics" if profile.metrics_path == UNKNOWN.metrics_path else "its metrics page"
+        if failure == "malformed":
+            return f"{where} answers with something that is not metrics{f' ({detail})' if detail else ''}"
+        hint = profile.how_to_get_metrics_in_short
+        return f"{where} answers {failure.removeprefix('http_')}{f' ({hint})' if hint else ''}"
 
     def _adopt(self, profile: Profile) -> None:
-        if profile is self._profile:
+        known = self._profile
+        if profile == known:
             return
         self._profile = profile
         self._ledger = Ledger(profile)
         self._reach.longest_step_sec = profile.longest_step_sec
         self._adopted_bytes = 0
         self._take_request()
-        self._log("info", f"the engine is {profile.title}", kind=profile.kind)
+        if known is None or known.kind != profile.kind:
+            self._log("info", f"the engine is {profile.title}", kind=profile.kind)
 
     def _on_settings(self, settings: Settings, t: float) -> None:
         """New settings; whoever asks for more patience means the hang that stands as well."""
@@ -763,9 +795,3 @@ class Watch:
 
 def _patience(settings: Settings) -> tuple[float, float, int]:
     return settings.stall_sec, settings.log_stall_sec, settings.active_probe_min_failures
-
-
-def _no_page(failure: str, detail: str) -> str:
-    if failure == "malformed":
-        return f"/metrics answers with something that is not metrics{f' ({detail})' if detail else ''}"
-    return f"/metrics answers {failure.removeprefix('http_')}"

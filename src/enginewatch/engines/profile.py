@@ -199,7 +199,8 @@ class JsonStatistics:
         waiting: key of the number of requests in the queue.
         waits_sec: how long the engine keeps the reader of an empty list waiting.
         batched_by: path of a page; where it exists, this list is filled only when a request ends.
-        how_to_get: one sentence: what to change when the list is always empty.
+        why_empty: a few words: what is the matter with a list that was always empty.
+        how_to_get: one sentence: what to change then.
         cost: one sentence: what reading them costs.
     """
 
@@ -209,6 +210,7 @@ class JsonStatistics:
     waiting: str
     waits_sec: float
     batched_by: str
+    why_empty: str
     how_to_get: str
     cost: str
 
@@ -275,6 +277,8 @@ class Profile:
     """One sentence for `doctor`: what to change when the page has no legs."""
     how_to_get_metrics_in_short: str = ""
     """The same in a few words, for the sentence that says why the page tells nothing."""
+    why_no_legs: str = "the page has none of this engine's progress series"
+    """What is the matter with a page that has no legs, in a few words."""
     json_statistics: JsonStatistics | None = None
     """Statistics that the engine has beside its page, to be read in its place where the operator asks for it."""
     reads_json_statistics: bool = False
@@ -315,6 +319,7 @@ class Profile:
             gauge_stale_sec=0.0,
             how_to_get_metrics=found.how_to_get,
             how_to_get_metrics_in_short="",
+            why_no_legs=found.why_empty,
             reads_json_statistics=True,
         )
 

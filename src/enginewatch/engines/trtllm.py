@@ -103,7 +103,8 @@ PROFILE = Profile(
     version_paths=(("/version", "version"),),
     how_to_get_metrics="Start trtllm-serve with return_perf_metrics: true in its options file (--config, formerly "
     "--extra_llm_api_options): without it there is no metrics page.",
-    how_to_get_metrics_in_short="there is a page only with return_perf_metrics: true",
+    how_to_get_metrics_in_short="there is one only with return_perf_metrics: true",
+    why_no_legs="its page has no progress series, as before the first request has ended",
     json_statistics=JsonStatistics(
         path="/metrics",
         counter="iter",
@@ -111,6 +112,8 @@ PROFILE = Profile(
         waiting="numQueuedRequests",
         waits_sec=2.0,
         batched_by="/prometheus/metrics",
+        why_empty="its list of iteration statistics was always empty (enable_iter_perf_stats: true fills it, and "
+        "nobody else may read it)",
         how_to_get="Start trtllm-serve with enable_iter_perf_stats: true in its options file, and let nobody else read "
         "its /metrics: without it the list stays empty.",
         cost="Whoever else reads /metrics of this engine loses what the sidecar reads, and the other way round.",

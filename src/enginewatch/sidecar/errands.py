@@ -34,7 +34,9 @@ RESTART_SEC = 1.0
 class Client(Protocol):
     """What the sidecar needs of `client.target.EngineClient`."""
 
-    async def scrape(self, names: frozenset[str], *, timeout_sec: float, path: str) -> dict[str, float] | ScrapeFailure:
+    async def scrape(
+        self, names: frozenset[str], *, timeout_sec: float, profile: Profile | None
+    ) -> dict[str, float] | ScrapeFailure:
         """Read the metrics page."""
 
     async def canary(
@@ -215,7 +217,7 @@ class Errands:
                 self._faults.note("describe", error)
             if not has_reported or said.version is not None:
                 has_reported = True
-                self._report(EngineDescribed(said.kind, said.version))
+                self._report(EngineDescribed(said.kind, said.version, said.batches_statistics))
             if said.version is not None:
                 return
             wait = next(waits, wait)

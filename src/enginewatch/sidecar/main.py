@@ -181,6 +181,7 @@ def _judge(options: Options, settings: Settings, now: float, *, follows_log: boo
         settings,
         profile=PROFILES.get(options.engine_kind),
         role=options.engine_role,
+        json_statistics=options.trtllm_json_stats,
         log_channel=follows_log,
         watcher_started_ms=round(time.time() * 1000),
         now=now,
@@ -233,6 +234,8 @@ def _say_hello(options: Options, sock: socket.socket, journal: Journal) -> None:
             file=problem.where,
             reason=problem.reason,
         )
+    if options.trtllm_json_stats and options.engine_kind not in ("auto", "trtllm"):
+        journal.write("warning", "TRTLLM_JSON_STATS is for TensorRT-LLM only: ignored", engine_kind=options.engine_kind)
     if options.identity_kv_bootstrap_url:
         journal.write("warning", "IDENTITY_KV_BOOTSTRAP_URL is not read by this version")
 

@@ -67,6 +67,7 @@ class Options:
     engine_ca_file: str
     identity_kv_bootstrap_url: str
     metrics_path: str
+    trtllm_json_stats: bool
     problems: tuple[Problem, ...] = ()
 
 
@@ -77,6 +78,8 @@ class _Option:
     help: str
     check: Callable[[str], object]
     metavar: str
+    value_if_bare: str | None = None
+    """What the flag means without a value; None: it needs one."""
 
     @property
     def variable(self) -> str:
@@ -85,6 +88,9 @@ class _Option:
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    def by_default(self) -> object:
+        return self.check(self.default) if self.default else ""
 
 
 def parse_engine_url(text: str) -> str:
@@ -184,6 +190,19 @@ def parse_role(text: str) -> str:
     return text.lower()
 
 
+def parse_switch(text: str) -> bool:
+    """A switch.
+
+    Raises:
+        BadOptionError: neither on nor off.
+    """
+    if text.lower() not in _SWITCH:
+        raise BadOptionError(f"{_shown(text)} is not one of 1, true, yes, on, 0, false, no, off")
+    return _SWITCH[text.lower()]
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
 _OPTIONS = (
     _Option("engine_url", DEFAULT_ENGINE_URL, "base URL of the engine", parse_engine_url, "URL"),
     _Option("listen", DEFAULT_LISTEN, "address to answer on; port 0 takes any free one", parse_listen, "ADDRESS"),
@@ -196,6 +215,14 @@ _OPTIONS = (
     _Option("engine_ca_file", "", "CA certificates for an https engine, read before each use", str, "PATH"),
     _Option("identity_kv_bootstrap_url", "", "Mooncake bootstrap server of this engine", parse_bootstrap_url, "URL"),
     _Option("metrics_path", "", "path of the engine's metrics page, if not the usual one", parse_path, "PATH"),
+    _Option(
+        "trtllm_json_stats",
+        "0",
+        "read TensorRT-LLM's JSON statistics in place of its page; other readers of /metrics lose them",
+        parse_switch,
+        "0|1",
+        value_if_bare="1",
+    ),
 )
 VARIABLES: tuple[str, ...] = tuple(option.variable for option in _OPTIONS)
 """Names of the static variables."""
@@ -222,7 +249,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         if option.name != "log_hang_pattern":  # blanks at a pattern's ends are part of it
             text = text.strip()
         if not text.strip():
-            given[option.name] = option.check(option.default) if option.default else ""
+            given[option.name] = option.by_default()
             continue
         try:
             given[option.name] = option.check(text)
@@ -232,7 +259,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
             if option.name == "listen":
                 raise StartError(f"enginewatch watch: LISTEN: {bad}", 1) from None
             problems.append(Problem(option.variable, ENVIRONMENT, str(bad)[:_REASON_CHARS]))
-            given[option.name] = None if option.name == "engine_url" else option.default
+            given[option.name] = None if option.name == "engine_url" else option.by_default()
     return Options(**given, problems=tuple(problems))  # type: ignore[arg-type]
 
 
@@ -247,7 +274,12 @@ def _parser() -> argparse.ArgumentParser:
     for option in _OPTIONS:
         default = f", default {option.default}" if option.default else ""
         parser.add_argument(
-            option.flag, metavar=option.metavar, dest=option.name, help=f"{option.help} ({option.variable}{default})"
+            option.flag,
+            metavar=option.metavar,
+            dest=option.name,
+            nargs=None if option.value_if_bare is None else "?",
+            const=option.value_if_bare,
+            help=f"{option.help} ({option.variable}{default})",
         )
     return parser
 

@@ -34,7 +34,6 @@ from enginewatch.core.events import (
     Verdict,
 )
 from enginewatch.core.states import EVERYDAY
-from enginewatch.engines import UNKNOWN
 from enginewatch.engines.profile import Role
 from enginewatch.sidecar.board import Board, Judge
 from enginewatch.sidecar.errands import GRACE_SEC, Client, Errands, forever
@@ -177,9 +176,7 @@ class Shell:
         try:
             async with asyncio.timeout(timeout_sec + GRACE_SEC):
                 result = await self._client.scrape(
-                    self._judge.names,
-                    timeout_sec=timeout_sec,
-                    path=(self._judge.profile or UNKNOWN).metrics_path,
+                    self._judge.names, timeout_sec=timeout_sec, profile=self._judge.profile
                 )
         except Exception as error:
             self._faults.note("recheck" if recheck else "scrape", error)
