@@ -115,14 +115,13 @@ def test_a_pause_takes_the_canary_back_and_sends_none() -> None:
     ]
 
 
-def test_a_refused_connection_takes_the_canary_back_and_sends_none() -> None:
+def test_a_refused_connection_sends_no_canary_and_leaves_the_one_under_way() -> None:
     watch = DirectWatch()
     watch.page(0, vllm_page())
     watch.canary(0.2, Outcome.OK)
     watch.page(5, vllm_page())
     reason = "nobody listens any more: the engine's process is gone and is being restarted"
     assert watch.fails(10, "refused") == [
-        AbandonCanary(2),
         Publish(Verdict("restarting", False, False, reason, None, 0.0)),
         Log("info", reason, {"from": "stall-active-ok", "to": "restarting"}),
     ]

@@ -142,7 +142,7 @@ def _seen_frozen(core: Core, since: float | None, failed_at: float = float("-inf
 
 def _hung_by_canaries_from(core: Core, now: Conditions) -> float | None:
     run, threshold = core.run, core.stall_after_sec(now.settings.stall_sec)
-    if run.failures < now.settings.active_probe_min_failures:
+    if run.failures < now.settings.active_probe_min_failures or run.unconfirmed_since is not None:
         return None
     early = run.first_begun - now.settings.poll_interval_sec
     return max(core.proof_at + threshold, early + threshold)

@@ -242,7 +242,7 @@ def _would_flip(facts: Facts) -> Iterator[str]:
             yield f"{legs} of {where} that moves ends it"
             if facts.canary is not None:
                 yield f"one complete canary of {where} ends it"
-            yield "a pause, a replaced process or a refused connection ends it"
+            yield "a pause or a replaced process ends it"
         if not verdict.acting:
             yield from _suppressed(facts)
         return

@@ -76,7 +76,15 @@ class QueueState:
 class CanaryRun:
     """Consecutive failed canaries since the last proof of life."""
 
-    __slots__ = ("failures", "first_begun", "last_ended", "last_failed", "last_outcome")
+    __slots__ = (
+        "_doubted",
+        "failures",
+        "first_begun",
+        "last_ended",
+        "last_failed",
+        "last_outcome",
+        "unconfirmed_since",
+    )
 
     def __init__(self) -> None:
         self.clear()
@@ -88,15 +96,26 @@ class CanaryRun:
         self.last_outcome: Outcome | None = None
         """What the last canary of this freeze was; None when none was answered."""
         self.last_failed = False
+        self.unconfirmed_since: float | None = None
+        """Set where these failures may be those of another process: until a canary fails that was begun since."""
+        self._doubted = False
 
     def failed(self, begun: float, ended: float, outcome: Outcome) -> None:
         """One more canary failed."""
         if not self.failures:
             self.first_begun = begun
+        if self.unconfirmed_since is not None and begun >= self.unconfirmed_since:
+            self.unconfirmed_since = None
         self.failures += 1
         self.last_ended = ended
         self.last_outcome = outcome
         self.last_failed = True
+
+    def doubt(self, since: float) -> None:
+        """Perhaps another process answers since then. Once in a run: refusals now and then are no clean slate."""
+        if self.failures and not self._doubted:
+            self._doubted = True
+            self.unconfirmed_since = since
 
     def neither(self, outcome: Outcome) -> None:
         """Saturated or misconfigured: no failure, and no end of a run of failures."""
@@ -227,6 +246,20 @@ class Core:
             if queue.stuck_since is not None and t - max(queue.stuck_since, self.transfers_at) >= peer_stall_sec:
                 return queue
         return None
+
+    def nobody_listened(self, since: float, until: float) -> None:
+        """The same process answers after a refused connection: the time in between counts for nothing."""
+        if self.proof_at <= since:
+            self.proof_at += until - since
+        if self.run.failures and self.run.first_begun <= since:
+            self.run.first_begun += until - since
+
+    def doubt_identity(self, since: float) -> None:
+        """Perhaps another process answers: what was held against it has to be confirmed by a canary begun since."""
+        self.hang = None
+        self.busy_since = None
+        self.failed_begun = self.failed_ended = float("-inf")
+        self.run.doubt(since)
 
     def prove(self, t: float, by: str, *, counters: bool = True) -> None:
         """A proof of life: the freeze clock starts again and failed canaries are forgotten.

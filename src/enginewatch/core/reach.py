@@ -2,8 +2,9 @@
 
 Rules:
     - Until the first answer the engine is loading, whatever fails. A refused connection after that means that its
-      process is gone and the kubelet knows: it is loading again, and an earlier hang is cleared. Without this an engine
-      that crashed and reloads would be killed for ever.
+      process is gone and the kubelet knows: it is loading again, and an earlier hang is not shown. Without this an
+      engine that crashed and reloads would be killed for ever. Whether the hang is over is for the process that answers
+      next: it may be the same one.
     - A scrape that the watcher could not put (`unasked`) says nothing: it begins, continues and ends no outage, and its
       time counts neither towards one nor towards loading.
     - Any other failed scrape is an outage. It is a hang when it lasts and canaries fail as well; canaries begun during
@@ -91,26 +92,24 @@ class Reach:
         self.failing_since = None
         self._begin_afresh()
 
-    def failed(self, failure: str, begun: float, t: float, standing: Finding, *, resting: bool) -> bool:
-        """A poll failed; `standing` is what was found before. Returns True when the process has just gone away.
+    def failed(self, failure: str, begun: float, t: float, standing: Finding, *, resting: bool) -> None:
+        """A poll failed; `standing` is what was found before.
 
         `resting`: the engine's last word was that it is paused or asleep. It may be busy waking up.
         """
         self.failing_how, self._failed_at = failure, t
         if failure == "refused":
-            went_away = self.phase == "running"
-            if went_away:
+            if self.phase == "running":
                 self.phase, self.phase_since = "restarting", t
                 self.failing_since = None
                 self._held = None
-            return went_away
+            return
         if self.phase == "running":
             if self.failing_since is None:
                 self.failing_since = self.outage_since = begun
                 self._begin_afresh()
                 self._held = standing if standing.state in HUNG else None
             self._is_patient = self._is_patient or resting or failure.startswith("http_5")
-        return False
 
     def canary_answered(self, outcome: Outcome, *, failed: bool) -> None:
         """A canary begun during the outage ended other than ok."""

@@ -300,11 +300,8 @@ class Watch:
         self._desk.outage_due = event.failure != "refused"  # nobody listens: a canary could tell nothing more
         if event.failure == "refused":
             self._identity.refused()
-        if self._reach.failed(event.failure, begun, t, self._standing, resting=self._rest.state is not None):
-            self._abandon()
-            for core in self._ledger.cores.values():
-                core.hang = None
-                core.run.clear()
+        # A refusal forgets nothing: that is for the process that answers next, which may be the same.
+        self._reach.failed(event.failure, begun, t, self._standing, resting=self._rest.state is not None)
 
     def _begin_poll(self, t: float) -> None:
         self._polls += 1
@@ -320,7 +317,7 @@ class Watch:
 
     def _answered(self, news: PageNews | None, page: Scraped | None, t: float, begun: float, now: float) -> None:
         """The engine answered, with a page or (None) with something else: is it the same process or another one?"""
-        gone = self._reach.phase == "restarting"
+        gone, refused_at = self._reach.phase == "restarting", self._reach.phase_since
         in_flight = self._desk.in_flight
         if self._reach.down and in_flight is not None and in_flight.purpose == "outage":
             # The first good page after a network outage must not meet a canary that was lost in it.
@@ -341,13 +338,25 @@ class Watch:
         )
         if change is Change.REPLACED or (gone and change is Change.SAME and news is None):
             self._replaced(page, t, begun, counted=change is Change.REPLACED)
-        elif change is Change.FIRST:
+            return
+        if gone:
+            durable = known is not None and known.source == "process_start_time"
+            named = durable and news is not None and news.start_time is not None
+            self._same_after_refusal(refused_at, begun, named=named)
+        if change is Change.FIRST:
             self._new_process(t)
         elif news is not None and news.fell:
             for core in self._ledger.cores.values():
                 if core.fell_poll == self._polls:
                     core.prove(t, Proof.RESET)
             self._log("warning", "a counter fell although the engine's identity did not change: a registry reset")
+
+    def _same_after_refusal(self, refused_at: float, begun: float, *, named: bool) -> None:
+        """Nobody listened for a while, and nothing says that another process answers now (`named`: it says so)."""
+        for core in self._ledger.cores.values():
+            core.nobody_listened(refused_at, max(refused_at, begun))
+            if not named:
+                core.doubt_identity(refused_at)
 
     def _replaced(self, page: Scraped | None, t: float, begun: float, *, counted: bool) -> None:
         """Another process answers: learn everything anew."""
@@ -514,7 +523,7 @@ class Watch:
             return
         if failed:
             core.run.failed(done.begun, t, outcome)
-            if done.purpose == "core" and core.hang is None:
+            if done.purpose == "core" and core.hang is None and self._reach.phase == "running":
                 # What we know of the core is older than this failure: look again before judging.
                 self._recheck(t, t)
         else:
