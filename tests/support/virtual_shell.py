@@ -76,6 +76,7 @@ class ScriptedEngine:
         self.version = version
         self.failure: str | None = None
         self.flags = Flags.ABSENT
+        self.batches_statistics = False
         self.hide: Callable[[str], bool] = lambda series: False
         self.extra: dict[str, float] = {}
         self.log_hits = 0
@@ -190,10 +191,18 @@ class VirtualShell:
     settings: Settings = field(default_factory=lambda: Settings(warmup_sec=0))
     kind: str = "vllm"
     role: Role = "agg"
+    json_statistics: bool = False
 
     def __post_init__(self) -> None:
         self.now = 0.0
-        self.watch = Watch(self.settings, profile=PROFILES.get(self.kind), role=self.role, now=0.0, log_channel=True)
+        self.watch = Watch(
+            self.settings,
+            profile=PROFILES.get(self.kind),
+            role=self.role,
+            json_statistics=self.json_statistics,
+            now=0.0,
+            log_channel=True,
+        )
         self.events: list[tuple[float, Event]] = []
         self.timeline: list[tuple[float, Verdict]] = []
         self.heard: list[int] = []
@@ -309,7 +318,7 @@ class VirtualShell:
                 else:
                     self._later(self.now + SCRAPE_SEC, lambda: self.feed(FlagsRead(self.engine.flags)))
             case DescribeEngine():
-                described = EngineDescribed(self.engine.kind, self.engine.version)
+                described = EngineDescribed(self.engine.kind, self.engine.version, self.engine.batches_statistics)
                 self._later(self.now + SCRAPE_SEC, lambda: self.feed(described))
             case Log():
                 self.logs.append(instruction)

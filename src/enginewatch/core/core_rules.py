@@ -86,12 +86,13 @@ def judge_core(core: Core, now: Conditions) -> Finding:
         state = "saturated" if run.last_outcome is Outcome.SATURATED else "misconfigured"
         return Finding(state, f"core {name}: {_NEITHER[state]}, frozen for {frozen:.0f} s", name)
     if core.proof_by == Proof.CANARY:
-        standing = "nothing moves" if is_busy(core, now) else "idle"
         return _unless_peer_stall(
-            core, now, "stall-active-ok", f"core {name}: {standing}, the last canary went through"
+            core, now, "stall-active-ok", f"core {name}: {_standing(core, now)}, the last canary went through"
         )
     if not (now.canaries_on and now.aimable) and frozen >= threshold and not is_busy(core, now):
-        return _unless_peer_stall(core, now, "idle", f"core {name}: idle, {_heartbeat_says(core, now, threshold)}")
+        return _unless_peer_stall(
+            core, now, "idle", f"core {name}: {_standing(core, now)}, {_heartbeat_says(core, now, threshold)}"
+        )
     return _unless_peer_stall(
         core, now, "freeze-grace", f"core {name}: nothing moved for {frozen:.0f} s of {threshold:g} s"
     )
@@ -244,6 +245,12 @@ def _say_hung_by_log(core: Core, now: Conditions) -> Finding:
         f"is dead ({now.t - now.log_hit_at:.0f} s ago), {witness}, {_load(core, now)}",
         core.name,
     )
+
+
+def _standing(core: Core, now: Conditions) -> str:
+    """What a core does in which nothing moves; one that does not tell its load is not called idle."""
+    told = core.running(now.page) is not None or core.waiting(now.page, without_deferred=False) is not None
+    return "idle" if told and not is_busy(core, now) else "nothing moves"
 
 
 def _load(core: Core, now: Conditions) -> str:
