@@ -170,7 +170,7 @@ async def test_a_watcher_out_of_file_descriptors_does_not_blame_the_engine(
     result = await scrape(url)
     assert isinstance(result, ScrapeFailure)
     assert result.failure == "unasked"
-    assert "the watcher cannot open a connection" in result.detail
+    assert "no connection can be opened" in result.detail
     assert "limit of open files" in result.detail
 
 

@@ -473,7 +473,7 @@ def _connect_trouble(problem: OSError) -> Trouble:
     if problem.errno in _UNREACHABLE:
         return Trouble(Fault.TIMEOUT, f"no way to the engine: {why}")
     fix = ": raise the watcher's limit of open files" if problem.errno in (errno.EMFILE, errno.ENFILE) else ""
-    return Trouble(Fault.SETUP, f"the watcher cannot open a connection ({why}){fix}")
+    return Trouble(Fault.SETUP, f"no connection can be opened ({why}){fix}")
 
 
 def _verify_message(problem: Exception) -> str:
