@@ -39,6 +39,9 @@ ONE_CORE = (
     *("--max-model-len", str(PROMPT_TOKENS_MAX)),
     # A batch may not be smaller than the number of requests in it.
     *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", "8"),
+    # A step allocates blocks, as it does in production, where steps are long: by default 8 of these fit into one block,
+    # and on busy cores a prefill then moves nothing for longer than the stall threshold.
+    *("--block-size", "32"),
     # The same prompt twice must cost the same twice.
     "--no-enable-prefix-caching",
 )
@@ -190,8 +193,8 @@ class VllmProcess:
     def restart(self) -> None:
         """Starts another process in the place of this one: same command, same port, as a container restarts in place.
 
-        Whatever is left of the old one goes first, as the rest of a container goes with its first process. Returns at
-        once: what the sidecar says while the engine loads is of interest.
+        Whatever is left of the old one is killed first, as the rest of a container is with its first process. Returns
+        at once: what the sidecar says while the engine loads is of interest.
         """
         self._end_group(ask_sec=0)
         self._process = self._launch()
@@ -264,6 +267,10 @@ class VllmProcess:
         pid = self.pids(role)[index]
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the process that we started, which is all that a kubelet sends at first."""
+        self._process.terminate()
 
     def wait_ended(self, timeout: float = 60.0) -> None:
         """Returns when the process that we started has ended.
@@ -352,14 +359,16 @@ class VllmProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _end_group(self, ask_sec: float) -> None:
-        for pid in list(self._stopped):
-            self.cont(pid)
-        self._signal(signal.SIGTERM if ask_sec else signal.SIGKILL)
-        deadline = time.monotonic() + ask_sec
-        while self._members() and time.monotonic() < deadline:
-            self._process.poll()  # reaps it, or it would stay a member for ever
-            time.sleep(0.1)
-        self._signal(signal.SIGKILL)
+        if ask_sec:
+            for pid in list(self._stopped):
+                self.cont(pid)
+            self._signal(signal.SIGTERM)
+            deadline = time.monotonic() + ask_sec
+            while self._members() and time.monotonic() < deadline:
+                self._process.poll()  # reaps it, or it would stay a member for ever
+                time.sleep(0.1)
+        self._signal(signal.SIGKILL)  # ends stopped ones, too
+        self._stopped.clear()
         self._process.wait(timeout=20)
         deadline = time.monotonic() + 20
         while self._members():

@@ -131,13 +131,15 @@ class SidecarProcess:
         lines = re.findall(rf"^{re.escape(name)}(\{{.*\}})? (\S+)$", page, re.MULTILINE)
         return {labels: float(value) for labels, value in lines}
 
-    def wait(self, wanted: Callable[[Sample], bool], timeout: float, what: str) -> Sample:
-        """The first sample from now on that is as wanted.
+    def wait(self, wanted: Callable[[Sample], bool], timeout: float, what: str, since: float | None = None) -> Sample:
+        """The first sample that is as wanted, from now on or since a moment in Unix seconds.
 
         Raises:
             AssertionError: None came within `timeout` seconds; the message tells what was seen instead.
         """
         begun = len(self.samples)
+        if since is not None:
+            begun = next((number for number, sample in enumerate(self.samples) if sample.at >= since), begun)
         deadline = time.monotonic() + timeout
         while True:
             for sample in self.samples[begun:]:
@@ -155,12 +157,12 @@ class SidecarProcess:
         """The states seen since a moment in Unix seconds, each once per run of its kind."""
         return [state for state, _ in itertools.groupby(sample.state for sample in self.since(moment))]
 
-    def noted(self, moment: float) -> list[dict[str, Any]]:
-        """The verdicts of /history since a moment in Unix seconds, oldest first.
+    def noted(self) -> list[dict[str, Any]]:
+        """The verdicts of /history, oldest first.
 
         Every change from or to a state that is not an everyday one is among them, however short it was.
         """
-        return [event for event in self.history() if event["kind"] == "verdict" and unix(event["at"]) >= moment]
+        return [event for event in self.history() if event["kind"] == "verdict"]
 
     def told(self, begun: int = 0) -> str:
         """The states seen, each once per run of its kind, and the canaries, for the message of a failed test.

@@ -33,6 +33,14 @@ UNREACH_SEC = 6.0
 PATIENT_STALL_SEC = 60.0
 """Longer than vLLM needs to end after its core has died (measured: 3 to 13 s), which the small threshold is not."""
 
+GONE_SEC = 90.0
+"""The same, on a busy machine."""
+
+KUBELET_GRACE_SEC = 10.0
+"""Between SIGTERM and SIGKILL; a kubelet's default is 30 s."""
+
+GRACES = ("probe-fail-grace", "unreach-grace")
+
 SLOW_SEC = 20.0
 """What waits may take longer than they should: the machine may be busy, and no claim is about that."""
 
@@ -196,37 +204,57 @@ def test_a_killed_engine_is_left_to_the_kubelet_and_its_successor_is_judged_anew
                 sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
             killed_at = time.time()
             engine.kill(role)
-            gone = {sidecar: sidecar.wait(is_in("restarting"), 90, "seen gone") for sidecar in (cold, warm)}
-        engine.wait_ended()
+            gone = {sidecar: sidecar.wait(is_in("restarting"), GONE_SEC, "seen gone") for sidecar in (cold, warm)}
+        engine.wait_ended(GONE_SEC)
         engine.restart()
         engine.wait_ready()
         for sidecar in (cold, warm):
             sidecar.wait(is_in(*ALIVE), SLOW_SEC, "seen alive")
-            assert_replaced(engine, sidecar, killed_at, gone[sidecar], before[sidecar])
+            dying = [sample for sample in sidecar.since(killed_at) if sample.at < gone[sidecar].at]
+            assert statuses(dying) <= {200}, sidecar.told()
+            assert {sample.state for sample in dying} <= {*ALIVE, *GRACES, "restarting"}, sidecar.told()
+            assert_replaced(engine, sidecar, gone[sidecar], before[sidecar])
 
         for sidecar in (cold, warm):
             sidecar.configure({"stall_sec": STALL_SEC})
         assert_hang_of_the_successor(engine, cold, warm)
 
 
-def assert_replaced(
-    engine: VllmProcess, sidecar: SidecarProcess, killed_at: float, gone: Sample, before: dict[str, Any]
-) -> None:
-    """What /healthz, /history and /engine told from the kill to the successor's first page."""
-    assert statuses(sidecar.since(killed_at)) == {200}, sidecar.told()
-    dying = {sample.state for sample in sidecar.since(killed_at) if sample.at < gone.at}
-    assert dying <= {*ALIVE, "probe-fail-grace", "unreach-grace", "restarting"}, sidecar.told()
-    noted = [event["state"] for event in sidecar.noted(gone.at - SAMPLING_SEC)]
-    assert [state for state in noted if state not in ALIVE] == ["restarting", "replaced"], noted
+def test_a_hung_engine_is_restarted_once_and_not_for_ever(engine: VllmProcess, tmp_path: Path) -> None:
+    """What a 503 is for: the kubelet ends the engine, and then it loads for many times each of the thresholds."""
+    reach = {"metrics_timeout_sec": METRICS_SEC, "unreach_sec": UNREACH_SEC}
+    with watching(engine, tmp_path, reach) as sidecar:
+        before = sidecar.json("/engine")
+        with engine.loaded():
+            sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing")
+            engine.stop(engine.pids("core")[0])
+            reported = sidecar.wait(is_503, DETECT_SEC + SLOW_SEC, "reported")
+            engine.ask_to_end()
+            with contextlib.suppress(AssertionError):
+                engine.wait_ended(KUBELET_GRACE_SEC)
+            engine.restart()
+            gone = sidecar.wait(is_in("restarting"), SLOW_SEC, "seen gone", since=reported.at)
+        engine.wait_ready()
+        sidecar.wait(is_in(*ALIVE), SLOW_SEC, "seen alive")
+        hung = [sample for sample in sidecar.since(reported.at) if sample.at < gone.at]
+        assert {sample.state for sample in hung} <= {"stall-hang", "restarting"}, sidecar.told()
+        assert_replaced(engine, sidecar, gone, before)
+
+
+def assert_replaced(engine: VllmProcess, sidecar: SidecarProcess, gone: Sample, before: dict[str, Any]) -> None:
+    """What /healthz, /history and /engine told from the end of one process to the first answers of the next."""
+    assert statuses(sidecar.since(gone.at)) == {200}, sidecar.told()
     loading, *loaded = sidecar.states(gone.at)
     assert loading == "restarting"
     assert "restarting" not in loaded, sidecar.told()
+    noted = [event["state"] for event in sidecar.noted()]
+    noted = noted[noted.index("restarting") :]
+    assert [state for state in noted if state not in ALIVE] == ["restarting", "replaced"], noted
 
     after = sidecar.json("/engine")
     assert after["engine_id"].startswith("pst-")
     assert after["engine_id"] != before["engine_id"]
     assert after["restarts"] == before["restarts"] + 1 == 1
-    assert unix(after["started_at"]) > killed_at
     assert abs(unix(after["started_at"]) - started_at(engine.pid)) < 1.0
 
 
