@@ -50,3 +50,10 @@ def test_every_hot_setting_stands_in_the_documentation_with_its_default() -> Non
 def test_every_engine_kind_stands_in_the_documentation() -> None:
     line = next(row for row in rows((DOCS / "configuration.md").read_text()) if row[0] == "`ENGINE_KIND`")
     assert tuple(re.findall(r"`(\w+)`", line[2].partition(";")[0])) == KINDS
+
+
+def test_decisions_are_numbered_one_by_one() -> None:
+    titles = {path.name[:4]: path.read_text().splitlines()[0] for path in sorted((DOCS / "adr").glob("*.md"))}
+    assert len(titles) == len(list((DOCS / "adr").glob("*.md"))), "two decisions have one number"
+    assert list(titles) == [f"{number:04}" for number in range(1, len(titles) + 1)]
+    assert all(title.startswith(f"# {int(number)}. ") for number, title in titles.items())
