@@ -116,7 +116,7 @@ class Comparison:
         """For people."""
         notes = [f"THE CONTROL FAILED, these figures prove nothing: {text}" for text in self.broken]
         notes += self.unplayed
-        notes += told.timelines(self.samples)
+        notes += told.timelines(self.samples) + told.unanswered(self.samples)
         early = [sample for sample in self.samples if sample.early]
         notes += [
             f"{sample.scenario}, round {sample.round + 1}: {sample.program} said 503 before anything was done"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +24,7 @@ import probe_load
 import run
 import side_by_side
 from beside import sample as names
-from beside import told
+from beside import scenarios, told
 from beside.program import OUR_NAME, Program, ProgramError, Running, other
 from beside.sample import Sample
 from beside.setting import FULL, QUICK
@@ -248,6 +250,27 @@ def test_never_is_neither_a_number_nor_a_ratio() -> None:
         (names.DETECTED, "go", "1", "never", "never", "never", ""),
         (names.DETECTED, "slow", "1", "46.5", "46.5", "46.5", "1.50"),
     ]
+
+
+def test_a_program_that_closes_every_connection_unread_is_no_reason_to_measure_no_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def turn_away() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=turn_away, daemon=True).start()
+        took, problem = scenarios._asked(server.getsockname()[1], 0.1)
+        server.shutdown(socket.SHUT_RDWR)
+    assert took == {}
+    samples = [
+        Sample(names.LATENCY, OUR_NAME, 0, {"p50, ms": 0.5}),
+        Sample(names.LATENCY, "go", 0, took, story=problem),
+    ]
+    assert told.tables(samples, "an engine")[0].rows == [("p50, ms", OUR_NAME, "1", "0.500", "0.500", "0.500", "")]
+    [note] = told.unanswered(samples)
+    assert note.startswith("/healthz latency, round 1: go was not measured: ")
 
 
 def test_the_document_has_a_place_for_it_apart_from_the_other_figures() -> None:

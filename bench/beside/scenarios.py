@@ -249,14 +249,19 @@ def latency(stage: Stage) -> list[Sample]:
         time.sleep(setting.settle_sec)
         for number in range(stage.rounds):
             for name, port in [(CONTROL, constant.port), *((each.name, each.port) for each in running)]:
-                found.append(Sample(names.LATENCY, name, number, _asked(port, setting.load_sec)))
+                took, problem = _asked(port, setting.load_sec)
+                found.append(Sample(names.LATENCY, name, number, took, story=problem))
             stage.say(f"{names.LATENCY}, round {number + 1}: {_told(found[-len(running) - 1 :])}")
     return found
 
 
-def _asked(port: int, seconds: float) -> dict[str, float | None]:
-    took = probe_load.result(probe_load.start(port, "/healthz", PER_SEC, seconds))
-    return {"p50, ms": percentile(took, 0.5), "p99, ms": percentile(took, 0.99)}
+def _asked(port: int, seconds: float) -> tuple[dict[str, float | None], list[str]]:
+    """Figures, and why there are none: a program that is gone is no reason to measure no other."""
+    try:
+        took = probe_load.result(probe_load.start(port, "/healthz", PER_SEC, seconds))
+    except RuntimeError as error:
+        return {}, [str(error)]
+    return {"p50, ms": percentile(took, 0.5), "p99, ms": percentile(took, 0.99)}, []
 
 
 def large_page(stage: Stage) -> list[Sample]:
@@ -275,13 +280,14 @@ def large_page(stage: Stage) -> list[Sample]:
                     polls, cpu = engine.scrapes(), running.cpu_sec()
                     time.sleep(setting.page_sec)
                     polls, cpu = engine.scrapes() - polls, running.cpu_sec() - cpu
+                    took, problem = _asked(running.port, setting.load_sec)
                     figures: dict[str, float | None] = {
                         # A program that does not read the page has no such figure, whatever it does instead.
                         **({"CPU per poll, ms": 1000 * cpu / polls} if polls else {}),
-                        **{f"/healthz {name}": value for name, value in _asked(running.port, setting.load_sec).items()},
+                        **{f"/healthz {name}": value for name, value in took.items()},
                         "resident at its highest, MiB": running.memory_mib()[1],
                     }
-                    found.append(Sample(names.LARGE_PAGE, program.name, number, figures))
+                    found.append(Sample(names.LARGE_PAGE, program.name, number, figures, story=problem))
         stage.say(f"{names.LARGE_PAGE}, round {number + 1}: {_told(found[-len(stage.programs) :])}")
     return found
 

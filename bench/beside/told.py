@@ -158,6 +158,15 @@ def timelines(samples: Iterable[Sample]) -> list[str]:
     ]
 
 
+def unanswered(samples: Iterable[Sample]) -> list[str]:
+    """Programs of which there is no latency, and why."""
+    return [
+        f"{sample.scenario}, round {sample.round + 1}: {sample.program} was not measured: {'; '.join(sample.story)}"
+        for sample in samples
+        if sample.scenario in (names.LATENCY, names.LARGE_PAGE) and sample.story
+    ]
+
+
 def _waited(sample: Sample) -> str:
     waited_sec = sample.figures.get(names.WAITED)
     return "" if waited_sec is None else f", having waited {waited_sec:.1f} s for a CPU"
