@@ -131,6 +131,7 @@ class VllmProcess:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path, scratch: str) -> None:
         self._command = list(command)
         self._env = dict(env)
+        self._api_key = self._env.get("VLLM_API_KEY")
         self._scratch = scratch
         self._stopped: set[int] = set()
         self.url = f"http://127.0.0.1:{port}"
@@ -225,13 +226,15 @@ class VllmProcess:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def pids(self, role: str) -> list[int]:
-        """Pids of a role ("core", "worker", "api-server"), oldest first.
+        """Pids of a role ("core", "worker", "api-server"): those with a number in its order, else the oldest first.
 
         Raises:
             LookupError: The engine has no such process; the message lists those it has.
         """
         family = descendants(self.pid)
-        found = [pid for pid, title in family.items() if title.startswith(ROLES[role])]
+        found = sorted(
+            (pid for pid, title in family.items() if title.startswith(ROLES[role])), key=lambda pid: (family[pid], pid)
+        )
         if not found and role == "api-server" and self.pid in family:
             found = [self.pid]
         if not found:
@@ -283,8 +286,10 @@ class VllmProcess:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"vLLM had not ended after {timeout} s; its log:\n{self.log_tail()}") from None
 
-    def complete(self, prompt: str | list[int], max_tokens: int = 1, timeout: float = 30.0) -> dict[str, Any]:
-        """One completion, to its last byte; `prompt` may be token ids.
+    def complete(
+        self, prompt: str | list[int], max_tokens: int = 1, timeout: float = 30.0, core: str | None = None
+    ) -> dict[str, Any]:
+        """One completion, to its last byte; `prompt` may be token ids, `core` a data-parallel rank.
 
         Raises:
             OSError: No answer within `timeout` seconds.
@@ -292,7 +297,7 @@ class VllmProcess:
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         with contextlib.closing(connection):
-            connection.request("POST", "/v1/completions", *self._completion(prompt, max_tokens))
+            connection.request("POST", "/v1/completions", *self._completion(prompt, max_tokens, core))
             answer = connection.getresponse()
             body = answer.read()
         assert answer.status == 200, f"completion answered {answer.status}: {body[:500]!r}"
@@ -304,39 +309,41 @@ class VllmProcess:
         version: str = json.loads(get(f"{self.url}/version")[1])["version"]
         return version
 
-    def metric(self, name: str) -> float:
-        """Sum over the series of one metric on the engine's own page.
+    def metric(self, name: str, core: str | None = None) -> float:
+        """Sum over the series of one metric on the engine's own page, or over those of one core.
 
         Raises:
             LookupError: The page has no such series.
         """
         page = get(f"{self.url}/metrics")[1].decode()
         series = (line.rpartition(" ") for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-        values = [float(value) for _, _, value in series]
+        of_core = "" if core is None else f'engine="{core}"'
+        values = [float(value) for labels, _, value in series if of_core in labels]
         if not values:
-            raise LookupError(f"no series {name} on {self.url}/metrics")
+            raise LookupError(f"no series {name}{of_core and f' of {of_core}'} on {self.url}/metrics")
         return sum(values)
 
     @contextlib.contextmanager
-    def loaded(self, clients: int = 2, max_tokens: int = 8000) -> Iterator[None]:
-        """Keeps `clients` requests decoding for the length of the block."""
-        load = Load(self, clients, max_tokens)
+    def loaded(self, clients: int = 2, max_tokens: int = 8000, core: str | None = None) -> Iterator[None]:
+        """Keeps `clients` requests decoding for the length of the block, on one core where one is named."""
+        load = Load(self, clients, max_tokens, core)
         try:
-            self.wait_decoding(clients)
+            self.wait_decoding(clients, core=core)
             yield
         finally:
             load.close()
 
-    def wait_decoding(self, clients: int = 1, timeout: float = 60.0) -> None:
+    def wait_decoding(self, clients: int = 1, timeout: float = 60.0, core: str | None = None) -> None:
         """Returns when `clients` requests run and tokens have come since the call.
 
         Raises:
             AssertionError: Not within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        before = self.metric("vllm:generation_tokens_total")
+        before = self.metric("vllm:generation_tokens_total", core)
         while True:
-            running, tokens = self.metric("vllm:num_requests_running"), self.metric("vllm:generation_tokens_total")
+            running = self.metric("vllm:num_requests_running", core)
+            tokens = self.metric("vllm:generation_tokens_total", core)
             if running >= clients and tokens > before:
                 return
             assert time.monotonic() < deadline, f"after {timeout} s {running} run, tokens {before} -> {tokens}"
@@ -389,10 +396,17 @@ class VllmProcess:
                     members.append(int(stat.parent.name))
         return members
 
-    def _completion(self, prompt: str | list[int], max_tokens: int) -> tuple[bytes, dict[str, str]]:
+    def _completion(
+        self, prompt: str | list[int], max_tokens: int, core: str | None = None
+    ) -> tuple[bytes, dict[str, str]]:
         # ignore_eos: random weights may end after a token or two, and then nothing would be under load.
         asked = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        return json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        if core is not None:
+            headers["X-data-parallel-rank"] = core
+        return json.dumps(asked).encode(), headers
 
     def wait_ready(self, ready_sec: float = READY_SEC) -> None:
         """Returns when the engine has answered a completion.
@@ -423,8 +437,9 @@ class Load:
     as progress of a core that is already frozen.
     """
 
-    def __init__(self, engine: VllmProcess, clients: int, max_tokens: int) -> None:
+    def __init__(self, engine: VllmProcess, clients: int, max_tokens: int, core: str | None = None) -> None:
         self._engine = engine
+        self._core = core
         self._max_tokens = max_tokens
         self._closing = threading.Event()
         self._connections: dict[int, http.client.HTTPConnection] = {}
@@ -451,8 +466,7 @@ class Load:
             with contextlib.closing(connection):
                 # AttributeError: http.client's reaction to a socket that close() shut down under it.
                 with contextlib.suppress(OSError, http.client.HTTPException, AttributeError):
-                    connection.request(
-                        "POST", "/v1/completions", *self._engine._completion(f"client {number}", self._max_tokens)
-                    )
+                    asked = self._engine._completion(f"client {number}", self._max_tokens, self._core)
+                    connection.request("POST", "/v1/completions", *asked)
                     connection.getresponse().read()
                 self._closing.wait(0.05)

@@ -47,12 +47,20 @@ class Sample:
     status: int
     body: str
     state: str
+    cores: Mapping[str, str]
+    """Each core's own state."""
 
 
 class SidecarProcess:
     """`enginewatch watch` with the settings above, warm-up switched off by file; sampled several times a second."""
 
-    def __init__(self, engine_url: str, directory: Path, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        engine_url: str,
+        directory: Path,
+        settings: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._config = directory / "config.json"
         self._settings: dict[str, Any] = {"warmup_sec": 0}
@@ -63,7 +71,7 @@ class SidecarProcess:
                 *(sys.executable, "-m", "enginewatch", "watch", "--engine-url", engine_url),
                 *("--listen", "127.0.0.1:0", "--config-file", str(self._config)),
             ],
-            env=inherited | ENVIRONMENT,
+            env=inherited | ENVIRONMENT | dict(environment or {}),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -208,10 +216,11 @@ class SidecarProcess:
         while not self._closing.wait(0.1):
             try:
                 status, body = get(f"{self.url}/healthz")
-                state = self.json("/verdict")["state"]
-                sample = Sample(time.time(), status, body.decode(errors="replace"), state)
+                verdict = self.json("/verdict")
+                cores = {core["core"]: core["state"] for core in verdict["cores"]}
+                sample = Sample(time.time(), status, body.decode(errors="replace"), verdict["state"], cores)
             except Exception as error:
                 # Whatever it is, it belongs into the story that a failed test tells.
-                sample = Sample(time.time(), 0, repr(error), "no answer")
+                sample = Sample(time.time(), 0, repr(error), "no answer", {})
             if not self._closing.is_set():
                 self.samples.append(sample)
