@@ -17,7 +17,8 @@ PIP := PIP_CONSTRAINT=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m
 help:
 	@echo "make demo       a simulated engine hangs and recovers under the sidecar's eyes"
 	@echo "make test       the tests (minutes; no root, no real engine)"
-	@echo "make test-real  the tests against the real vLLM on this CPU (installs 2.5 GB under ~/.cache the first time)"
+	@echo "make test-real  the tests against the real vLLM and llama.cpp on this CPU (the first time, installs 2.5 GB"
+	@echo "                under ~/.cache and compiles some minutes)"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     what of that ruff can fix by itself"
 	@echo "make bench      measurements"
@@ -46,11 +47,13 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -m "not real" $(ARGS)
 
-# Exit code 75 of the installer: the engine cannot be had here, and its tests skip themselves, saying so.
+# Exit code 75 of an installer: the engine cannot be had here, and its tests skip themselves, saying so.
 test-real: install
 	@venv=$$($(BIN)/python tests/real/install_vllm.py); code=$$?; \
 	if [ $$code -eq 75 ]; then venv=unobtainable; elif [ $$code -ne 0 ]; then exit $$code; fi; \
-	ENGINEWATCH_REAL_VLLM="$$venv" $(BIN)/python -m pytest -m real tests/real -v --durations=0 $(ARGS)
+	server=$$($(BIN)/python -m tests.real.install_llamacpp); code=$$?; \
+	if [ $$code -eq 75 ]; then server=unobtainable; elif [ $$code -ne 0 ]; then exit $$code; fi; \
+	ENGINEWATCH_REAL_VLLM="$$venv" ENGINEWATCH_REAL_LLAMACPP="$$server" $(BIN)/python -m pytest -m real tests/real -v --durations=0 $(ARGS)
 
 # All three, whatever the first says.
 lint: install
@@ -84,6 +87,8 @@ lock:
 	$(COMPILE) --universal pyproject.toml --extra dev --output-file requirements/dev.txt
 	$(COMPILE) --python-platform x86_64-manylinux_2_31 --only-binary :all: $(WHEELS) \
 	  --override requirements/real-vllm.overrides requirements/real-vllm.in --output-file requirements/real-vllm.txt
+	$(COMPILE) --python-platform x86_64-manylinux_2_31 --no-binary llama-cpp-python \
+	  requirements/real-llamacpp.in --output-file requirements/real-llamacpp.txt
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -220,17 +220,17 @@ def build(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def only_one() -> Iterator[None]:
+def only_one(engine: str = "vllm") -> Iterator[None]:
     """Two test runs on one machine must not build the same environment twice."""
     cache_dir().mkdir(parents=True, exist_ok=True)
-    with (cache_dir() / "vllm.lock").open("w") as lock:
+    with (cache_dir() / f"{engine}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def remove_old(keep: Path) -> None:
+def remove_old(keep: Path, engine: str = "vllm") -> None:
     """Interrupted builds, and environments of other locks unused for a month: gigabytes nobody would look for."""
-    for path in cache_dir().glob("vllm-*/"):
+    for path in cache_dir().glob(f"{engine}-*/"):
         used = path / "complete"
         if path == keep or (used.exists() and time.time() - used.stat().st_mtime < UNUSED_SEC):
             continue
