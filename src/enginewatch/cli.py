@@ -171,7 +171,7 @@ def _add_demo(app: "App") -> None:
     @app.command
     def demo(
         *,
-        engine: Literal["vllm", "sglang"] = "vllm",
+        engine: Literal["vllm", "sglang", "trtllm"] = "vllm",
         keep: Annotated[bool, Parameter(negative="")] = False,
         fast: bool = True,
         svg: Annotated[str, hidden] = "",

@@ -20,7 +20,8 @@ from terminal import terminal
 
 from enginewatch.core.settings import Settings
 from enginewatch.lab import demo_stage
-from enginewatch.lab.demo import FAST, UNHURRIED, DemoOptions, run_demo
+from enginewatch.lab.demo import UNHURRIED, DemoOptions, fast_settings, run_demo
+from enginewatch.lab.demo_cast import PARTS
 from enginewatch.lab.demo_story import NotAsExpected, Result, Scene, Step, detect_sec, play, recover_sec, story
 from enginewatch.lab.sim.process import SimError, SimProcess
 
@@ -92,7 +93,7 @@ def assert_all_gone(pids: dict[int, str]) -> None:
 
 
 @pytest.mark.timeout(WHOLE_STORY_SEC)
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", list(PARTS))
 def test_the_whole_story_is_seen_as_expected(engine: str, tmp_path: Path) -> None:
     picture = tmp_path / "demo.svg"
     # What is meant for another sidecar must not change the story.
@@ -221,16 +222,17 @@ async def test_a_step_that_failed_on_a_machine_that_runs_has_failed() -> None:
     assert (result.passed, result.seen) == (False, "503 only after 9 s")
 
 
-def test_the_fast_story_leaves_time_for_two_canaries_before_a_hang_is_declared() -> None:
-    assert FAST.doubts(log_file=False) == []
+@pytest.mark.parametrize("engine", list(PARTS))
+def test_the_fast_story_leaves_time_for_two_canaries_before_a_hang_is_declared(engine: str) -> None:
+    assert fast_settings(engine).doubts(log_file=False) == []
 
 
 def test_the_unhurried_story_uses_what_runs_in_production() -> None:
     assert Settings(warmup_sec=0.0) == UNHURRIED
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_what_is_expected_follows_from_the_settings(engine: str) -> None:
-    settings = Settings(poll_interval_sec=1, stall_sec=5, active_probe_timeout_sec=2)
-    assert (detect_sec(settings), recover_sec(settings)) == (9, 3)
-    assert any("503 within 9 s" in step.expected for step in story(engine, settings))
+@pytest.mark.parametrize(("engine", "detect", "recover"), [("vllm", 9, 3), ("sglang", 9, 3), ("trtllm", 13, 7)])
+def test_what_is_expected_follows_from_the_settings(engine: str, detect: int, recover: int) -> None:
+    settings, part = Settings(poll_interval_sec=1, stall_sec=5, active_probe_timeout_sec=2), PARTS[engine]
+    assert (detect_sec(settings, part), recover_sec(settings, part)) == (detect, recover)
+    assert any(f"503 within {detect} s" in step.expected for step in story(part, settings))

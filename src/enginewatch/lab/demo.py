@@ -10,12 +10,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from enginewatch.core.settings import Settings
-from enginewatch.engines import PROFILES
+from enginewatch.lab.demo_cast import PARTS
 from enginewatch.lab.demo_stage import Stage, StageError
 from enginewatch.lab.demo_story import Scene, play, story
 
@@ -27,12 +27,18 @@ UNHURRIED = Settings(warmup_sec=0.0)
 """What runs in production, but for the warm-up of ten minutes."""
 
 
+def fast_settings(engine: str) -> Settings:
+    """The thresholds of the fast story of one engine."""
+    changed: dict[str, Any] = dict(PARTS[engine].hurry)
+    return replace(FAST, **changed)
+
+
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """What the demo is told.
 
     Attributes:
-        engine: vllm or sglang.
+        engine: one of demo_cast.PARTS.
         keep: leave everything running at the end, until a signal.
         svg: file for a picture of the result; empty = none.
         settings: thresholds of the story.
@@ -54,7 +60,7 @@ class DemoOptions:
         """
         if svg and not Path(svg).resolve().parent.is_dir():
             raise ValueError(f"--svg {svg}: there is no such directory")
-        settings = FAST if fast else UNHURRIED
+        settings = fast_settings(engine) if fast else UNHURRIED
         return cls(engine, keep, svg, settings, dict(_override(text) for text in overrides))
 
     @property
@@ -105,12 +111,13 @@ async def _play(options: DemoOptions, results: list[bool]) -> None:
 
     from enginewatch.lab.demo_view import LiveView, PlainView, Progress, View, wants_picture, write_svg
 
-    async with Stage(options.engine, options.hot_settings) as stage:
+    part = PARTS[options.engine]
+    async with Stage(part, options.hot_settings) as stage:
         settings = options.settings
         scene = Scene(stage, settings)
         progress = Progress(
-            PROFILES[options.engine].title,
-            story(options.engine, settings),
+            part.title,
+            story(part, settings),
             cell_sec=max(0.5, settings.stall_sec / 8),
         )
         console = Console()
@@ -144,7 +151,7 @@ Left running until Ctrl-C, with 4 clients.
   engine   {engine}   front end {stage.sim.pid}, rank {rank}
   sidecar  {sidecar}   process {stage.sidecar_pid}, settings {stage.config_file}
 
-  kill -STOP {rank}                          the hang; kill -CONT {rank} ends it
+  {stage.part.by_hand.format(rank=rank, engine=engine)}
   curl -i {engine}/health        what the engine says of itself
   curl -i {sidecar}/healthz       what the kubelet is told
   enginewatch why {sidecar}       every witness, and what would flip the verdict

@@ -87,8 +87,7 @@ class Eyes:
     Args:
         sidecar_url: base URL of the sidecar.
         engine_url: base URL of the engine.
-        asks_engine: ask the engine's /health all the time. Not where asking makes it work (SGLang): the questions
-            would keep an idle engine busy and change what is to be shown. There `ask_engine` asks once.
+        asks_engine: ask the engine's /health all the time. Where that would make it work, `ask_engine` asks once.
     """
 
     def __init__(self, sidecar_url: str, engine_url: str, *, asks_engine: bool) -> None:

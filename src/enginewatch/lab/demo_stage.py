@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from enginewatch.lab.demo_cast import Part
 from enginewatch.lab.demo_clients import Clients
 from enginewatch.lab.demo_eyes import Eyes
 from enginewatch.lab.sim.process import SimError, SimProcess
@@ -40,16 +41,16 @@ class Stage:
     """Everything the demo starts. An async context manager; leaving it ends all of it, stopped ranks too.
 
     Args:
-        engine: vllm or sglang.
+        part: the engine's part in the story.
         hot_settings: the sidecar's configuration file, as JSON data.
     """
 
-    def __init__(self, engine: str, hot_settings: Mapping[str, Any]) -> None:
-        self.engine = engine
+    def __init__(self, part: Part, hot_settings: Mapping[str, Any]) -> None:
+        self.part = part
         self._hot_settings = hot_settings
         self._directory: Path | None = None
         self._sidecar: subprocess.Popen[bytes] | None = None
-        self.sim = SimProcess(engine, model=MODEL)
+        self.sim = SimProcess(part.engine, model=MODEL, **part.options)
         self.sidecar_url = ""
         self.clients: Clients
         self.eyes: Eyes
@@ -116,8 +117,7 @@ class Stage:
             raise StageError(f"the demo cannot be set up: {error}") from None
         await self._start_sidecar()
         self.clients = Clients(self.sim.url, MODEL)
-        # Asking SGLang's /health makes it generate a token.
-        self.eyes = Eyes(self.sidecar_url, self.sim.url, asks_engine=self.engine == "vllm")
+        self.eyes = Eyes(self.sidecar_url, self.sim.url, asks_engine=self.part.asks_engine)
         self.eyes.start()
 
     async def _start_sidecar(self) -> None:
@@ -131,7 +131,7 @@ class Stage:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
-                    env=_environment(),
+                    env={**_environment(), **self.part.environment},
                     start_new_session=True,  # Ctrl-C is for the demo, which ends things in order
                 )
             except OSError as error:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from enginewatch.core.settings import Settings
-from enginewatch.engines import PROFILES
-from enginewatch.engines.profile import Grain, LegKind
+from enginewatch.lab.demo_cast import Part
 from enginewatch.lab.demo_eyes import LOOK_SEC, Look
 from enginewatch.lab.demo_stage import Stage
 from enginewatch.lab.sim.process import SimError
@@ -89,7 +88,11 @@ class Scene:
         self.settings = settings
         self.stall_sec = settings.stall_sec
         self.poll_sec = settings.poll_interval_sec
-        self.detect_sec = detect_sec(settings)
+        self.part = stage.part
+        self.detect_sec = detect_sec(settings, self.part)
+        self.recover_sec = recover_sec(settings, self.part)
+        self.patience_sec = 10 + 4 * self.poll_sec + self.part.slower_sec
+        """How long what is not the point of a step may take."""
         self.is_repeat = False
         """Whether a step is played for the second time, without what the one before it left."""
 
@@ -107,10 +110,19 @@ class Scene:
         sim = self.stage.sim
         sim.cont()
         try:
+            await self.resume()
             await asyncio.to_thread(lambda: sim.fault(answer=None, answer_count=None))
         except (SimError, OSError):
             pass  # it is away; the step waits for it anyway
         await self.stage.eyes.wait(lambda look: look.status == 200, since=time.monotonic(), within_sec=10)
+
+    async def hang(self) -> None:
+        """Hang the engine."""
+        await asyncio.to_thread(self.part.hang, self.stage.sim)
+
+    async def resume(self) -> None:
+        """Free it."""
+        await asyncio.to_thread(self.part.resume, self.stage.sim)
 
     async def until(self, holds: Callable[[Look], bool], what: str, *, since: float, within_sec: float) -> Look:
         """The first look for which `holds` is true.
@@ -165,7 +177,7 @@ class Scene:
             lambda look: look.status == 200 and look.state == "growing" and look.requests > 0,
             "growing under load",
             since=since,
-            within_sec=10 + 4 * self.poll_sec,
+            within_sec=self.patience_sec,
         )
 
     async def quiet(self) -> None:
@@ -175,7 +187,7 @@ class Scene:
             lambda look: look.requests == 0 and look.state in _QUIET_STATES,
             "idle",
             since=time.monotonic() + self.poll_sec,
-            within_sec=10 + 4 * self.poll_sec,
+            within_sec=self.patience_sec,
         )
 
     async def engine_id(self) -> str:
@@ -183,34 +195,29 @@ class Scene:
         return str((await self.stage.eyes.engine()).get("engine_id", ""))
 
 
-def detect_sec(settings: Settings) -> float:
+def detect_sec(settings: Settings, part: Part) -> float:
     """Longest time from the hang to the 503."""
-    return settings.stall_sec + settings.poll_interval_sec + settings.active_probe_timeout_sec + _SLACK_SEC
+    usual = settings.stall_sec + settings.poll_interval_sec + settings.active_probe_timeout_sec + _SLACK_SEC
+    return usual + part.slower_sec
 
 
-def recover_sec(settings: Settings) -> float:
+def recover_sec(settings: Settings, part: Part) -> float:
     """Longest time from the end of the hang to the 200."""
-    return 2 * settings.poll_interval_sec + _SLACK_SEC
+    return 2 * settings.poll_interval_sec + _SLACK_SEC + part.slower_sec
 
 
-def story(engine: str, settings: Settings) -> tuple[Step, ...]:
+def story(part: Part, settings: Settings) -> tuple[Step, ...]:
     """The steps, in their order."""
-    stall, detect, recover = settings.stall_sec, detect_sec(settings), recover_sec(settings)
-    rank, title = PROFILES[engine].rank_titles[0], PROFILES[engine].title
-    if engine == "vllm":
-        own_health = "its own /health says 200 all along"
-        prefill = f"no counter moves for over {stall:g} s: kv-growing, never 503"
-    else:
-        own_health = f"its own /health ({title}: after 20 s) says nothing yet"
-        prefill = f"no request ends for over {stall:g} s, every chunk counts: growing, never 503"
+    stall, detect, recover = settings.stall_sec, detect_sec(settings, part), recover_sec(settings, part)
+    under_load = f"503 within {detect:g} s, {part.health_of_a_hang}"
     return (
-        Step(f"{title} serves 4 clients", "growing, /healthz 200", _serves),
-        Step("A prompt of a million tokens", prefill, _long_prefill),
+        Step(f"{part.title} serves 4 clients", "growing, /healthz 200", _serves),
+        Step("A prompt of a million tokens", part.prefill_says.format(stall=stall), _long_prefill),
         Step("One canary is lost", "probe-fail-grace, never 503", _lost_canary),
-        Step(f"Hang under load: kill -STOP {rank}", f"503 within {detect:g} s, {own_health}", _hang_under_load),
-        Step("kill -CONT", f"200 within {recover:g} s", _resume),
+        Step(f"Hang under load: {part.hang_says}", under_load, _hang_under_load),
+        Step(part.resume_says, f"200 within {recover:g} s", _resume),
         Step("The same hang while idle", f"503 within {detect:g} s: only the canary can see it", _hang_while_idle),
-        Step("kill -CONT", f"200 within {recover:g} s", _resume),
+        Step(part.resume_says, f"200 within {recover:g} s", _resume),
         Step("Crash, and a slow reload", f"away for over {stall:g} s: restarting, replaced, never 503", _crash),
         Step("Restart in place", "/engine names another process, never 503", _restart),
     )
@@ -236,29 +243,40 @@ async def _long_prefill(scene: Scene) -> str:
     since = time.monotonic()
     seconds = 1.5 * scene.stall_sec + scene.poll_sec
     await asyncio.to_thread(scene.stage.sim.prefill, seconds)
-    wanted, flat_legs = _prefill_signs(scene.stage.engine)
+    part = scene.part
+    wanted = part.prefill_state
     await asyncio.sleep(seconds)
     await scene.never_503(since)
     looks = [look for look in scene.stage.eyes.since(since) if look.state == wanted]
-    flat = max((_flat_sec(look, flat_legs, since) for look in looks), default=0.0)
     if not looks:
         states = ", ".join(sorted(await scene.states(since)))
         raise NotAsExpected(f"never {wanted}, but {states}")
+    saw = _stood_still(scene, looks, since) if part.still_legs else _went_on(scene, looks)
+    return f"{wanted}, {saw}, 200 all along"
+
+
+def _stood_still(scene: Scene, looks: list[Look], since: float) -> str:
+    """How long the legs that a prefill does not move stood still.
+
+    Raises:
+        NotAsExpected: not long enough to show anything.
+    """
+    flat = max(_flat_sec(look, scene.part.still_legs, since) for look in looks)
     if flat <= scene.stall_sec:
-        raise NotAsExpected(f"{wanted}, but the counters were flat for {flat:.1f} s only")
-    await scene.until(
-        lambda look: look.requests == 0, "idle again", since=time.monotonic(), within_sec=5 + 4 * scene.poll_sec
-    )
-    what = "every counter" if wanted == "kv-growing" else "what counts finished requests"
-    return f"{wanted}, {what} flat for {flat:.1f} s, 200 all along"
+        raise NotAsExpected(f"{looks[-1].state}, but the counters were flat for {flat:.1f} s only")
+    return f"{scene.part.still} flat for {flat:.1f} s"
 
 
-def _prefill_signs(engine: str) -> tuple[str, frozenset[str]]:
-    """The state that a long prefill must show, and the legs that stand still meanwhile."""
-    legs = [leg for leg in PROFILES[engine].legs if leg.kind is LegKind.COUNTER]
-    if engine == "vllm":  # every counter waits for the first token, only the KV gauge rises (facts of the profile)
-        return "kv-growing", frozenset(leg.name for leg in legs)
-    return "growing", frozenset(leg.name for leg in legs if leg.grain is Grain.REQUEST)
+def _went_on(scene: Scene, looks: list[Look]) -> str:
+    """How long the prefill was seen to go on.
+
+    Raises:
+        NotAsExpected: not for as long as a hang takes.
+    """
+    seconds = looks[-1].at - looks[0].at
+    if seconds <= scene.stall_sec:
+        raise NotAsExpected(f"{looks[-1].state} for {seconds:.1f} s only")
+    return f"something new at every look for {seconds:.1f} s"
 
 
 def _flat_sec(look: Look, names: frozenset[str], since: float) -> float:
@@ -276,7 +294,7 @@ async def _lost_canary(scene: Scene) -> str:
     await scene.quiet()
     since = time.monotonic()
     await asyncio.to_thread(lambda: scene.stage.sim.fault(answer="hang", answer_count=1))
-    patience = 5 + 4 * scene.poll_sec + scene.settings.active_probe_timeout_sec
+    patience = scene.patience_sec + scene.settings.active_probe_timeout_sec
     await scene.until_published("probe-fail-grace", since=since, within_sec=patience)
     failed = time.monotonic()
     back = await scene.until(lambda look: look.state in _QUIET_STATES, "well again", since=failed, within_sec=patience)
@@ -287,7 +305,7 @@ async def _lost_canary(scene: Scene) -> str:
 async def _hang_under_load(scene: Scene) -> str:
     await scene.under_load()
     asked_from = time.monotonic()
-    scene.stage.sim.stop()
+    await scene.hang()
     look = await _declared(scene, asked_from)
     return f"{_when(look, asked_from)}; its /health: {_own_health(scene, asked_from)}; {look.text}"
 
@@ -295,7 +313,7 @@ async def _hang_under_load(scene: Scene) -> str:
 async def _hang_while_idle(scene: Scene) -> str:
     await scene.quiet()
     stopped = time.monotonic()
-    scene.stage.sim.stop()
+    await scene.hang()
     look = await _declared(scene, stopped)
     if look.requests:
         raise NotAsExpected(f"503, but the engine's page admits to {look.requests:g} requests")
@@ -337,7 +355,7 @@ def _own_health(scene: Scene, since: float) -> str:
     """What the engine's own /health said meanwhile.
 
     Raises:
-        NotAsExpected: it noticed the hang (or, for vLLM, did not answer).
+        NotAsExpected: it noticed the hang (or, where it is asked all the time, did not answer).
     """
     asked = scene.stage.eyes.asked_since(since)
     answers = [one.says for one in asked if one.answered_at is not None]
@@ -353,15 +371,14 @@ def _own_health(scene: Scene, since: float) -> str:
 
 async def _resume(scene: Scene) -> str:
     if scene.is_repeat:
-        scene.stage.sim.stop()
+        await scene.hang()
         await _declared(scene, time.monotonic())
     looks = scene.stage.eyes.looks
     since = time.monotonic()
-    scene.stage.sim.cont()
+    await scene.resume()
     if not looks or looks[-1].status != 503:
         scene.fail("there was no 503 to recover from")
-    within = recover_sec(scene.settings)
-    look = await scene.until(lambda look: look.status == 200, "200", since=since, within_sec=within)
+    look = await scene.until(lambda look: look.status == 200, "200", since=since, within_sec=scene.recover_sec)
     await asyncio.sleep(_HOLD_SEC)
     await scene.never_503(look.at, history=False)
     return f"200 after {look.at - since:.1f} s: {look.state}"
@@ -374,7 +391,10 @@ async def _crash(scene: Scene) -> str:
     down, load = 1.0, 1.25 * scene.stall_sec
     await asyncio.to_thread(scene.stage.sim.crash, down, load)
     gone = await scene.until(
-        lambda look: look.state == "restarting", "restarting", since=since, within_sec=3 + 2 * scene.poll_sec
+        lambda look: look.state == "restarting",
+        "restarting",
+        since=since,
+        within_sec=3 + 2 * scene.poll_sec + scene.part.slower_sec,
     )
     back = await scene.until(
         lambda look: look.state not in ("restarting", ""),
@@ -383,7 +403,7 @@ async def _crash(scene: Scene) -> str:
         within_sec=down + load + 10 + 2 * scene.poll_sec,
     )
     await scene.until(
-        lambda look: look.state == "growing", "growing again", since=back.at, within_sec=10 + 4 * scene.poll_sec
+        lambda look: look.state == "growing", "growing again", since=back.at, within_sec=scene.patience_sec
     )
     await scene.never_503(since)
     away = back.at - gone.at
@@ -412,7 +432,7 @@ async def _restart(scene: Scene) -> str:
         lambda look: look.state == "growing",
         "growing again",
         since=time.monotonic(),
-        within_sec=10 + 4 * scene.poll_sec,
+        within_sec=scene.patience_sec,
     )
     await scene.never_503(since)
     return f"{before} -> {after}"
