@@ -288,6 +288,28 @@ async def test_each_canary_that_is_not_answered_has_a_way_on(
     assert says in said(found, level)
 
 
+@pytest.mark.parametrize(
+    ("answer", "with_legs", "without_legs"),
+    [
+        (response("", status="401 Unauthorized"), "seen only under load", "no hang is seen at all"),
+        (None, "no counter moved", "nothing else tells"),
+    ],
+)
+async def test_what_a_lost_canary_means_depends_on_the_page(
+    serve: Serve, answer: bytes | None, with_legs: str, without_legs: str
+) -> None:
+    engine = FakeEngine()
+    if answer is None:
+        engine.hung = {"0"}
+    else:
+        engine.canary_answer = answer
+    assert with_legs in said(await examine(await serve(engine), settings=HASTY))
+    engine.page = lambda: response("process_start_time_seconds 1.0\n")
+    found = said(await examine(await serve(engine), settings=HASTY))
+    assert without_legs in found
+    assert with_legs not in found
+
+
 async def test_a_canary_that_moves_nothing_is_doubtful(serve: Serve) -> None:
     engine = FakeEngine()
     engine.moves = False

@@ -239,8 +239,9 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
     took = _sec(canary.duration_sec)
     moved = sorted({leg.name for one in cores for leg in one.legs if leg.moved})
     still = [one.name for one in cores if not _counters_moved(one)]
+    has_legs = any(one.legs for one in cores)
     match Outcome(canary.outcome):
-        case Outcome.OK if any(one.legs for one in cores) and not moved:
+        case Outcome.OK if has_legs and not moved:
             return Finding(
                 "warning",
                 f"{name} was answered in {took}, and yet no leg moved.",
@@ -254,7 +255,8 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
                 "Raise active_probe_timeout_sec, or the canary fails whenever the engine is busier.",
             )
         case Outcome.OK:
-            return Finding("ok", f"{name} was answered in {took}; moved: {', '.join(moved) or 'no legs to move'}.")
+            told = f"moved: {', '.join(moved)}" if moved else "there are no legs that could move"
+            return Finding("ok", f"{name} was answered in {took}; {told}.")
         case Outcome.TIMEOUT | Outcome.FROZEN if cores and not still:
             return Finding(
                 "warning",
@@ -263,9 +265,10 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
             )
         case Outcome.TIMEOUT | Outcome.FROZEN:
             where = f" of core {', '.join(still)}" if len(cores) > 1 else ""
+            else_told = f"no counter{where} moved meanwhile" if has_legs else "nothing else tells whether it works"
             return Finding(
                 "critical",
-                f"{name} failed after {took}: {canary.detail}; no counter{where} moved meanwhile.",
+                f"{name} failed after {took}: {canary.detail}; {else_told}.",
                 "If it stays so, the engine is hung. A first request that still compiles looks the same, and so does a "
                 "pause that the engine does not tell of.",
             )
@@ -282,7 +285,18 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
         case Outcome.UNASKED:
             return Finding("unknown", f"{name} could not be sent: {canary.detail}.", "Then look again.")
         case Outcome.MISCONFIGURED:
-            return Finding("warning", f"{name} does not fit: {canary.detail}.", _fix_of_a_misfit(canary.detail))
+            return Finding(
+                "warning",
+                f"{name} does not fit: {canary.detail}. Without one {_seen_without_canary(cores)}.",
+                _fix_of_a_misfit(canary.detail),
+            )
+
+
+def _seen_without_canary(cores: tuple[FoundCore, ...]) -> str:
+    if not any(core.legs for core in cores):
+        return "no hang is seen at all"
+    heartbeat = " or by the scheduler's heartbeat" if any(core.heartbeat for core in cores) else ""
+    return f"a hang is seen only under load{heartbeat}"
 
 
 def _counters_moved(core: FoundCore) -> bool:
