@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from direct_watch import DirectWatch, vllm_page
@@ -233,6 +234,68 @@ def test_a_falling_kv_gauge_does_not_hide_a_hang() -> None:
     for second in range(62, 120, 3):
         engine.at(second, lambda e: setattr(e.cores["0"], "kv", e.cores["0"].kv - 0.04))
     assert VirtualShell(engine).run(120).acted()[0] <= 62 + 36
+
+
+def _fill(value: float, engine: ScriptedEngine) -> None:
+    engine.cores["0"].kv = value
+
+
+def going_round(engine: ScriptedEngine, values: list[float], *, first: int = 62, until: int = 700) -> ScriptedEngine:
+    """The KV usage is another of these values on each poll, in turn."""
+    for number, second in enumerate(range(first, until, 5)):
+        value = values[number % len(values)]
+        engine.at(second, partial(_fill, value))
+    return engine
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.2, 0.1], [0.1, 0.2, 0.3], [0.3, 0.2, 0.3, 0.1], [0.1, 0.2, 0.3, 0.4, 0.5]],
+    ids=["two", "three", "four", "five"],
+)
+@pytest.mark.parametrize("settings", [Settings(warmup_sec=0), CANARY_OFF])
+def test_a_kv_gauge_that_goes_round_among_a_few_values_does_not_hide_a_hang(
+    values: list[float], settings: Settings
+) -> None:
+    engine = going_round(ScriptedEngine().busy().at(62, ScriptedEngine.hang), values)
+    shell = VirtualShell(engine, settings).run(700)
+    assert shell.acted()
+    assert shell.acted()[0] <= 62 + 3 * 5 * len(values) + 46
+    assert all(verdict.acting for t, verdict in shell.timeline if t >= shell.acted()[0])
+
+
+@pytest.mark.parametrize("values", [[0.2, 0.1], [0.1, 0.2, 0.3, 0.4, 0.5]], ids=["two", "five"])
+def test_nor_does_it_make_an_engine_that_works_hung(values: list[float]) -> None:
+    """Its counters move, or, at rest, its canaries go through: then the gauge is believed again."""
+    for engine in (ScriptedEngine().busy(), ScriptedEngine().busy().answer(Outcome.TIMEOUT), ScriptedEngine()):
+        assert VirtualShell(going_round(engine, values)).run(700).acted() == []
+
+
+@pytest.mark.parametrize("retraced", [1, 2])
+def test_a_prefill_whose_gauge_falls_as_another_request_ends_goes_on_being_one(retraced: int) -> None:
+    """Some steps up, one request is aborted, then up the very same steps and on from there."""
+    steps = [0.02, 0.04, 0.06, 0.08, 0.1]
+    engine = ScriptedEngine().prefill().answer(Outcome.TIMEOUT)
+    engine.cores["0"].kv_rate = 0.0
+    values = steps + retraced * steps + [round(0.2 + 0.01 * step, 9) for step in range(60)]
+    assert VirtualShell(going_round(engine, values, first=2, until=400)).run(400).acted() == []
+
+
+def test_a_long_prompt_that_clients_give_up_on_and_ask_for_again_and_again_is_work() -> None:
+    engine = ScriptedEngine().prefill().answer(Outcome.TIMEOUT)
+    engine.cores["0"].kv_rate = 0.0
+    values = [round(0.02 * step, 9) for step in range(1, 8)]
+    assert VirtualShell(going_round(engine, values, first=2)).run(700).acted() == []
+
+
+def test_a_prefill_after_work_is_believed_whatever_the_gauge_did_before() -> None:
+    watch = DirectWatch()
+    t = 0.0
+    for tokens in range(40):
+        watch.page(t := t + 5, vllm_page(tokens, kv=0.1 + 0.1 * (tokens % 2), running=1))
+    watch.page(t := t + 5, vllm_page(39, kv=0.1, running=1))
+    watch.page(t := t + 5, vllm_page(39, kv=0.2, running=1))
+    assert watch.state == "kv-growing"
 
 
 def test_a_rising_kv_gauge_is_progress() -> None:

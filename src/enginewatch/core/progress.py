@@ -6,7 +6,9 @@ Rules:
     - A series that is absent keeps its value; coming back unchanged is nothing. A series born after its core's first
       page counts from zero.
     - A counter that falls is reset to the new value and reported; a gauge that falls is nothing. A counter that goes to
-      and fro between two values (two frozen registries behind one address) moves no more after the first fall.
+      and fro between two values (two frozen registries behind one address) moves no more after the first fall. Neither
+      does a gauge that goes round among a few values: it counts as rising to the same one `MOST_RETURNS` times, until a
+      counter moves or a canary is complete. (More than once, since a prefill may take the steps of the one before it.)
     - A page that lacks one of a core's legs may show progress, but not that there was none; unless the leg has been
       away for `RETIRE_AFTER` polls.
     - Once any series of interest carried the core label, series without it belong to no core.
@@ -27,6 +29,10 @@ from enginewatch.engines.profile import Grain, Leg, LegKind, Metric, PageFlag, P
 RETIRE_AFTER: Final = 3
 REQUEST_GRAINED_STALL_SEC: Final = 120.0
 ONLY_CORE: Final = "0"
+MOST_RETURNS: Final = 3
+GAUGE_VALUES: Final = 4
+"""So many values that a gauge rose to last are remembered. With more, an engine at work on a long prompt that clients
+give up on and ask for again and again would look frozen."""
 _MOST_SERIES: Final = 8192  # twice what one page may keep; an engine that invents series forever starts over
 _MOST_SERIES_BYTES: Final = 1024 * 1024
 _MOST_CORES: Final = 512
@@ -279,7 +285,7 @@ class Core:
 class _Slot:
     """One series: its last value and what a change of it means."""
 
-    __slots__ = ("core", "effects", "fell_from", "page", "value")
+    __slots__ = ("_returns", "_returns_since", "core", "effects", "fell_from", "page", "value")
 
     def __init__(self, core: Core | None, value: float, effects: tuple[_Effect, ...]) -> None:
         self.core = core
@@ -288,6 +294,19 @@ class _Slot:
         """What it was before it fell, or was back at: going to and fro between two values is no life."""
         self.effects = effects
         self.page = -1
+        self._returns: dict[float, int] | None = None
+        self._returns_since = float("-inf")
+
+    def only_returns(self, value: float, proof_at: float) -> bool:
+        """Whether a gauge that rises to this value went round to it too often since its core's proof of life."""
+        if self._returns is None or proof_at != self._returns_since:
+            self._returns_since = proof_at
+            self._returns = {}
+        times = self._returns.pop(value, 0)
+        self._returns[value] = times + 1  # the latest last
+        if len(self._returns) > GAUGE_VALUES:
+            del self._returns[next(iter(self._returns))]
+        return times >= MOST_RETURNS
 
 
 def _largest(slots: list[_Slot], page: int) -> float | None:
@@ -381,6 +400,8 @@ class Ledger:
                     if value == slot.fell_from:
                         slot.fell_from = old
                     elif value > old:
+                        if not effect.is_counter and slot.only_returns(value, core.counter_proof_at):
+                            continue
                         slot.fell_from = None
                         effect.moved_at = t
                         core.moved_leg = effect.leg.name
