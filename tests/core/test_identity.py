@@ -80,6 +80,34 @@ def test_a_page_without_the_start_time_is_the_same_process() -> None:
     assert engine_id(tracker) == "pst-1000.00"
 
 
+def hasty(tracker: IdentityTracker, number: int, *, apart: float = 5.0) -> list[Change]:
+    """So many pages, each with a start time of its own."""
+    return [page(tracker, 2000.0 + each, now=100.0 + apart * each) for each in range(number)]
+
+
+def test_replacements_without_end_are_not_believed() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert set(hasty(tracker, 18)) == {Change.REPLACED, Change.SAME}
+    assert not tracker.believes_start_times
+    assert engine_id(tracker) == "obs-1-1"
+    assert restarts(tracker) == 17
+
+
+def test_replacements_far_enough_apart_for_an_engine_to_load_are() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert set(hasty(tracker, 40, apart=15.0)) == {Change.REPLACED}
+    assert tracker.believes_start_times
+
+
+def test_an_unbelieved_process_is_still_replaced_when_its_counters_fall() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    hasty(tracker, 18)
+    assert page(tracker, 1.0, fell=True) is Change.REPLACED
+
+
 # --- observed -------------------------------------------------------------------------------------------------------
 
 

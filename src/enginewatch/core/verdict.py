@@ -290,6 +290,7 @@ class Watch:
             self._desk.outage_due = False
             return
         self._reach.asked(begun)
+        self._identity.interrupted()
         if is_an_answer(event.failure):
             self._answered(None, None, t, begun, now)
             self._rest.by_page = None
@@ -330,12 +331,18 @@ class Watch:
             if gone or self._process_since == _NEVER:
                 self._replaced(page, t, begun, counted=False)
             return
+        believed = self._identity.believes_start_times
         change = self._identity.page(
             news.start_time if news is not None else None,
             fell=news is not None and news.fell,
             rose=news is not None and news.rose,
             now=now,
         )
+        if believed and not self._identity.believes_start_times:
+            self._log(
+                "error",
+                "the start time is another one on every page and is not believed: ENGINE_URL must name one engine",
+            )
         if change is Change.REPLACED or (gone and change is Change.SAME and news is None):
             self._replaced(page, t, begun, counted=change is Change.REPLACED)
             return
