@@ -463,3 +463,119 @@ async def test_every_finding_that_is_not_ok_says_what_to_do(serve: Serve, unused
         found = await examine(url, settings=HASTY)
         assert all(finding.fix for finding in found.findings if finding.level != "ok")
         assert render_text(found)
+
+
+# --- TensorRT-LLM ---------------------------------------------------------------------------------------------------
+
+
+class FakeTrtllm(FakeEngine):
+    """A TensorRT-LLM: a page that moves when a request ends, if it has one, and a list that reading empties."""
+
+    def __init__(self, *, has_page: bool = True, writes_statistics: bool = False) -> None:
+        super().__init__()
+        self.finished = 0
+        self.has_page, self.writes_statistics = has_page, writes_statistics
+        self.entries: list[dict[str, int]] = []
+        self.reads = 0
+        self.page = self.read_list
+        self.paths = {
+            "/v1/models": response(json.dumps({"data": [{"id": "tiny", "owned_by": "tensorrt_llm"}]})),
+            "/version": response('{"version": "1.2.0"}'),
+        }
+        self._turn(0)
+
+    def read_list(self) -> bytes:
+        self.reads += 1
+        body, self.entries = json.dumps(self.entries), []
+        return response(body, headers="Content-Type: application/json\r\n")
+
+    def _turn(self, finished: int) -> None:
+        self.finished = finished
+        if self.writes_statistics:
+            self.entries.append({"iter": 10 + finished, "numActiveRequests": 0, "numQueuedRequests": 0})
+        if self.has_page:
+            lines = "".join(
+                f'trtllm_{name}{{model_name="tiny"{more}}} {finished * 3}\n'
+                for name, more in (("request_success_total", ',finished_reason="length"'), ("prompt_tokens_total", ""))
+            )
+            self.paths["/prometheus/metrics"] = response(lines if finished else "# nothing yet\n")
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        before = len(self.canaries)
+        await super().__call__(reader, writer)
+        if len(self.canaries) > before:
+            self._turn(self.finished + 1)
+
+
+@pytest.mark.parametrize("kind", ["auto", "trtllm"])
+async def test_its_page_is_found_and_what_its_grain_means_is_said(serve: Serve, kind: str) -> None:
+    engine = FakeTrtllm()
+    engine._turn(1)
+    found = await examine(await serve(engine), kind=kind)
+    assert (found.engine, found.page.path, found.page.failure) == ("trtllm", "/prometheus/metrics", None)
+    (core,) = found.cores
+    assert {leg.name: (leg.grain, leg.moved) for leg in core.legs} == {
+        "requests_finished": ("request", True),
+        "prompt_tokens": ("request", True),
+    }
+    assert "only when a request ends" in said(found, "warning")
+    assert "after 120 s at the earliest" in said(found, "warning")
+    assert "TRTLLM_JSON_STATS=1" in said(found)
+    assert "loses what the sidecar reads" in said(found)
+    assert "nothing makes it" in said(found), "there is no remedy for its identity"
+    assert engine.reads == 0
+    assert found.level == "warning"
+
+
+async def test_before_its_first_request_the_canary_brings_the_legs(serve: Serve) -> None:
+    found = await examine(await serve(FakeTrtllm()))
+    (core,) = found.cores
+    assert all(leg.moved for leg in core.legs)
+    assert "no leg moved" not in said(found)
+
+
+async def test_without_a_page_it_is_said_how_to_get_one_and_that_there_is_no_identity(serve: Serve) -> None:
+    engine = FakeTrtllm(has_page=False)
+    found = await examine(await serve(engine))
+    assert (found.page.path, found.page.failure, found.identity) == ("/prometheus/metrics", "http_404", None)
+    assert "return_perf_metrics: true" in said(found, "warning")
+    assert "No identity" in said(found, "warning")
+    assert found.canary is not None
+    assert found.canary.outcome == "ok"
+    assert engine.reads == 0, "not even to look what it is"
+
+
+async def test_a_page_that_dynamo_passes_on_stays_where_it_is(serve: Serve) -> None:
+    engine = FakeTrtllm()
+    engine.paths["/v1/models"] = response("", status="404 Not Found")
+    engine.page = lambda: engine.paths["/prometheus/metrics"]
+    engine._turn(1)
+    found = await examine(await serve(engine))
+    assert (found.engine, found.engine_from, found.page.path) == ("trtllm", "page", "/metrics")
+    assert found.cores[0].legs
+
+
+async def test_asked_for_its_statistics_are_read_and_their_cost_is_said(serve: Serve) -> None:
+    engine = FakeTrtllm(has_page=False, writes_statistics=True)
+    url = await serve(engine)
+    found = await diagnose(Target.parse(url), settings=PATIENT, json_statistics=True)
+    assert (found.page.path, found.page.failure) == ("/metrics", None)
+    (core,) = found.cores
+    assert [(leg.name, leg.grain, leg.moved) for leg in core.legs] == [("iterations", "step", True)]
+    assert "is gone" in said(found, "warning")
+    assert found.identity is not None
+    assert engine.reads > 0
+
+
+async def test_statistics_beside_a_page_are_no_finer_than_the_page(serve: Serve) -> None:
+    url = await serve(FakeTrtllm(writes_statistics=True))
+    found = await diagnose(Target.parse(url), settings=PATIENT, json_statistics=True)
+    assert found.cores[0].legs[0].grain == "request"
+    assert "without return_perf_metrics" in said(found, "warning")
+
+
+async def test_statistics_that_are_always_empty_are_said_to_be_off(serve: Serve) -> None:
+    url = await serve(FakeTrtllm(has_page=False))
+    found = await diagnose(Target.parse(url), settings=PATIENT, json_statistics=True)
+    assert found.cores == ()
+    assert "enable_iter_perf_stats: true" in said(found, "warning")

@@ -86,14 +86,17 @@ class Engine:
         self.hangs = False
         self.page = PAGE
         self.version = "0.32.0"
+        self.owner = "vllm"
+        self.asked: list[str] = []
         self.release = threading.Event()
         engine = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                engine.asked.append(self.path)
                 bodies = {
                     "/metrics": engine.page,
-                    "/v1/models": b'{"data": [{"id": "tiny", "owned_by": "vllm"}]}',
+                    "/v1/models": json.dumps({"data": [{"id": "tiny", "owned_by": engine.owner}]}).encode(),
                     "/version": json.dumps({"version": engine.version}).encode(),
                 }
                 self.give(bodies.get(self.path))
@@ -153,6 +156,34 @@ def test_a_healthy_idle_engine_is_ok_a_hung_one_is_503_and_its_recovery_200_agai
         engine.hangs = False
         engine.release.set()
         assert watch.wait_for(f"{url}/healthz", b"ok: ")[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["auto", "trtllm"])
+def test_the_statistics_of_tensorrt_llm_are_read_only_when_asked_for(engine: Engine, kind: str) -> None:
+    engine.owner, engine.version, engine.page = "tensorrt_llm", "1.2.0", b'[{"iter": 7}]'
+    environ = {**FAST, "ENGINE_KIND": kind}
+    with Watch("--engine-url", engine.url, environ=environ) as watch:
+        url = watch.url()
+        watch.wait_for(f"{url}/healthz", b"return_perf_metrics: true")
+        watch.wait_for(f"{url}/healthz", b"(the last one: ok)")
+        assert "/prometheus/metrics" in engine.asked
+    assert "/metrics" not in engine.asked
+
+    with Watch("--engine-url", engine.url, "--trtllm-json-stats", environ=environ) as watch:
+        url = watch.url()
+        watch.wait_for(f"{url}/verdict", b"iterations")
+        assert watch.get(f"{url}/healthz")[0] == 200
+    assert "/metrics" in engine.asked
+
+
+def test_statistics_that_the_engine_does_not_have_are_asked_for_in_vain_and_that_is_said(engine: Engine) -> None:
+    environ = {**FAST, "ENGINE_KIND": "vllm", "TRTLLM_JSON_STATS": "1"}
+    with Watch("--engine-url", engine.url, environ=environ) as watch:
+        url = watch.url()
+        watch.wait_for(f"{url}/healthz", b"the last canary went through")
+        watch.terminate()
+        assert watch.process.stderr is not None
+        assert b"TRTLLM_JSON_STATS is for TensorRT-LLM only" in watch.process.stderr.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

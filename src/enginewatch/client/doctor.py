@@ -128,7 +128,7 @@ class _Examination:
             cores=(),
             canary=None,
             pause=None,
-            identity=_identity(first.start_time) if samples else None,
+            identity=_identity(first.start_time) if isinstance(page.result, dict) else None,
             log_signatures=profile.log_signatures,
             key_problem=self._client.line.key_problem(),
             unanswered=said.unanswered,

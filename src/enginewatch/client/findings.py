@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from enginewatch.client.diagnosis import Diagnosis, Finding, FoundCanary, FoundCore
 from enginewatch.core.events import Outcome
 from enginewatch.core.progress import REQUEST_GRAINED_STALL_SEC
+from enginewatch.core.reach import is_an_answer
 from enginewatch.core.settings import Settings
 from enginewatch.engines import PROFILES
 from enginewatch.engines.profile import Grain, LegKind, Profile
@@ -359,6 +360,12 @@ def _has_proof(found: Diagnosis) -> bool:
 def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
     identity = found.identity
     if identity is None:
+        if _answers_without_a_page(found):
+            yield Finding(
+                "warning",
+                "No identity: without a page the sidecar tells none, and GET /engine stays 503.",
+                profile.how_to_get_metrics,
+            )
         return
     if identity.source == "process_start_time":
         yield Finding("ok", f"Identity: the process that started at {identity.started_at}.")
@@ -375,6 +382,11 @@ def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterato
             "Identity: observed. This engine names no process, and nothing makes it: a restart shows in counters that "
             "fall, or when nobody listens.",
         )
+
+
+def _answers_without_a_page(found: Diagnosis) -> bool:
+    failure = found.page.failure
+    return found.page.asked and found.engine_from != "nothing" and failure is not None and is_an_answer(failure)
 
 
 def _log(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
