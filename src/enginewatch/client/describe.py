@@ -15,7 +15,7 @@ from typing import Any
 from enginewatch.client.exchange import Fault, Line, Question, Trouble
 from enginewatch.client.models import MODELS_PATH, parse_json, served_model
 from enginewatch.core.exposition import parse_series
-from enginewatch.engines import RECOGNITION_PATHS, recognise_answer
+from enginewatch.engines import RECOGNITION_PATHS, recognise_answer, stranger
 from enginewatch.engines.profile import Profile, Role
 
 # SGLang: the key of its server information, the label of its series.
@@ -32,6 +32,7 @@ class Description:
 
     Attributes:
         unanswered: a path that told nothing before the deadline and that this engine answers by way of its core.
+        could_be: title of the engine without a profile that its list of models points to.
         batches_statistics: its JSON statistics, where it has any, are filled only when a request ends.
     """
 
@@ -40,6 +41,7 @@ class Description:
     model: str | None = None
     role: Role | None = None
     unanswered: str | None = None
+    could_be: str | None = None
     batches_statistics: bool = False
 
 
@@ -65,6 +67,7 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
         if version is not None:
             break
     model = served_model(said[MODELS_PATH])
+    known_by_name = stranger((), said[MODELS_PATH])
     statistics = assumed.json_statistics if assumed else None
     return Description(
         kind=found.kind if found else None,
@@ -72,6 +75,7 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
         model=line.redacted(model) if model is not None else None,
         role=role,
         unanswered=unanswered,
+        could_be=known_by_name.title if known_by_name else None,
         batches_statistics=statistics is not None and await _has(line, statistics.batched_by, timeout_sec),
     )
 

@@ -95,6 +95,7 @@ class Diagnosis:
 
     Attributes:
         engine: kind of the profile in use; `unknown` where none fits.
+        could_be: title of the engine without a profile that this seems to be.
         engine_from: what told the kind: the operator, the page, other answers of the engine's, or nothing.
         page_of: kind of the engine whose series stand on the page.
         role: the worker's role; `role_from` says what told it.
@@ -127,6 +128,7 @@ class Diagnosis:
     log_signatures: tuple[str, ...]
     key_problem: str | None
     unanswered: str | None = None
+    could_be: str | None = None
     findings: tuple[Finding, ...] = ()
     level: Level = "ok"
     exit_code: int = 0

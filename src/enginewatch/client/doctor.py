@@ -34,7 +34,7 @@ from enginewatch.core.events import Flags, Outcome
 from enginewatch.core.progress import Ledger
 from enginewatch.core.request import canary_request
 from enginewatch.core.settings import Settings
-from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
+from enginewatch.engines import ALL_NAMES, PROFILES, STRANGER_NAMES, UNKNOWN, recognise, stranger
 from enginewatch.engines.profile import Aim, Profile, Role
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "render_text", "to_json"]
@@ -132,6 +132,7 @@ class _Examination:
             log_signatures=profile.log_signatures,
             key_problem=self._client.line.key_problem(),
             unanswered=said.unanswered,
+            could_be=_could_be(page, said) if profile.kind == UNKNOWN.kind else None,
         )
         if answers:
             found = await self._look_inside(found, profile, ledger, resting=first.resting)
@@ -166,7 +167,8 @@ class _Examination:
         )
 
     async def _read(self, profile: Profile | None) -> Page:
-        return await self._client.read_page(ALL_NAMES, timeout_sec=self._settings.metrics_timeout_sec, profile=profile)
+        names = ALL_NAMES | STRANGER_NAMES
+        return await self._client.read_page(names, timeout_sec=self._settings.metrics_timeout_sec, profile=profile)
 
     def _path(self, profile: Profile) -> str:
         """Where the page was asked for."""
@@ -283,6 +285,11 @@ def _found_page(page: Page, path: str) -> FoundPage:
         duration_sec=page.duration_sec,
         redirected_to=page.redirected_to,
     )
+
+
+def _could_be(page: Page, said: Description) -> str | None:
+    by_page = stranger(_names(page), None)
+    return by_page.title if by_page is not None else said.could_be
 
 
 def _names(page: Page) -> list[str]:

@@ -11,7 +11,7 @@ from enginewatch.core.events import Outcome
 from enginewatch.core.progress import REQUEST_GRAINED_STALL_SEC
 from enginewatch.core.reach import is_an_answer
 from enginewatch.core.settings import Settings
-from enginewatch.engines import PROFILES
+from enginewatch.engines import PROFILES, STRANGERS
 from enginewatch.engines.profile import Grain, LegKind, Profile
 
 SLOW_PAGE_SEC = 1.0
@@ -116,6 +116,12 @@ def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[
             "warning",
             f"The engine was given as {found.engine}, but the metrics page is that of {found.page_of}.",
             f"Set ENGINE_KIND={found.page_of}, or leave it out.",
+        )
+    elif found.could_be is not None:
+        yield Finding(
+            "warning",
+            f"This looks like {found.could_be}, for which enginewatch has no profile: the canary alone decides.",
+            next(one.canary for one in STRANGERS if one.title == found.could_be),
         )
     elif found.engine_from == "nothing" and found.page.failure is not None and not _has_proof(found):
         yield Finding(

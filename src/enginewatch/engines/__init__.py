@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from enginewatch.engines import llamacpp, sglang, trtllm, unknown, vllm
 from enginewatch.engines.profile import Profile
+from enginewatch.engines.unknown import Stranger
 
 PROFILES: dict[str, Profile] = {
     profile.kind: profile for profile in (vllm.PROFILE, sglang.PROFILE, trtllm.PROFILE, llamacpp.PROFILE)
@@ -17,6 +18,12 @@ KINDS: tuple[str, ...] = ("auto", *PROFILES)
 
 UNKNOWN: Profile = unknown.PROFILE
 """For an engine that none of the profiles fits."""
+
+STRANGERS: tuple[Stranger, ...] = unknown.STRANGERS
+"""Engines without a profile that can be told from one another."""
+
+STRANGER_NAMES: frozenset[str] = frozenset[str]().union(*(stranger.names for stranger in STRANGERS))
+"""Sample names by which `stranger` knows them. The sidecar has no use for these."""
 
 ALL_NAMES: frozenset[str] = UNKNOWN.names().union(*(profile.names() for profile in PROFILES.values()))
 """Every sample name that any profile asks for: what `auto` keeps of a page until it knows the engine."""
@@ -80,12 +87,23 @@ def recognise_answer(path: str, payload: object) -> Profile | None:
             return None
 
 
+def stranger(sample_names: Iterable[str], models: object) -> Stranger | None:
+    """The engine without a profile whose page this is, or whose /v1/models answered this JSON; None = nobody's."""
+    names = frozenset(sample_names)
+    owners = _owners(models.get("data")) if isinstance(models, Mapping) else frozenset[str]()
+    return next((one for one in STRANGERS if names & one.names or owners & one.owners), None)
+
+
+def _owners(models: object) -> frozenset[str]:
+    if not isinstance(models, list):
+        return frozenset()
+    owners = [model.get("owned_by") for model in models if isinstance(model, Mapping)]
+    return frozenset(owner for owner in owners if isinstance(owner, str) and owner)
+
+
 def _by_owner(models: object) -> Profile | None:
     """By `owned_by`, a constant of the engine (`Profile.owners`)."""
-    if not isinstance(models, list):
-        return None
-    owners = [model.get("owned_by") for model in models if isinstance(model, Mapping)]
-    named = {owner for owner in owners if isinstance(owner, str) and owner}
+    named = _owners(models)
     for profile in PROFILES.values():
         if not named.isdisjoint(profile.owners):
             return profile
