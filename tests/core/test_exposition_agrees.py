@@ -71,7 +71,7 @@ def test_every_sample_of_a_real_page(page: Path) -> None:
     families = list(text_string_to_metric_families(body.decode()))
     names = frozenset(sample.name for family in families for sample in family.samples)
     expected = by_library(families)
-    assert len(expected) > 100
+    assert len(expected) >= 10, "or there is nothing to agree on"
     for step in (1, 63, 1000, 65536):
         assert by_us(body, names, every(step, len(body))) == expected
 

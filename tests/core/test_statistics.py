@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from enginewatch.core.statistics import (
 )
 from enginewatch.engines.trtllm import PROFILE
 
+DATA = Path(__file__).parents[1] / "data"
 assert PROFILE.json_statistics is not None
 STATISTICS = PROFILE.json_statistics
 ITER, RUNNING, WAITING = (STATISTICS.series(key) for key in STATISTICS.keys)
@@ -41,6 +43,10 @@ def entry(iteration: int, running: int = 1, waiting: int = 0, **more: Any) -> di
 def test_the_last_iteration_counts_and_the_load_beside_it() -> None:
     page = read(json.dumps([entry(7, 3, 2), entry(8, 4, 1), entry(9, 2, 0)]))
     assert page == {ITER: 9.0, RUNNING: 2.0, WAITING: 0.0}
+
+
+def test_an_entry_that_somebody_reported_is_read() -> None:
+    assert read((DATA / "trtllm-1.0.0rc4-iteration.json").read_bytes()) == {ITER: 60.0, RUNNING: 1.0, WAITING: 0.0}
 
 
 def test_of_several_ranks_in_one_iteration_the_largest_load_is_taken() -> None:

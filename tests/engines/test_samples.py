@@ -68,7 +68,7 @@ def test_every_metric_of_a_profile_stands_on_one_of_its_pages(load: Load, kind: 
     metrics |= {queue.name: queue.metric for queue in profile.queues}
     for name in ("running", "waiting", "deferred", "transfers", "heartbeat", "start_time"):
         metric = getattr(profile, name)
-        if metric is not None:
+        if metric is not None and metric.names:  # some engines have no gauge that can be believed
             metrics[name] = metric
     found = {name for name, metric in metrics.items() for page in SAMPLES[kind] if load(page).find(profile, metric)}
     assert set(metrics) - found == ABSENT.get(kind, set())

@@ -1,9 +1,12 @@
 """TensorRT-LLM's profile says what its source says."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import re2
 
-from enginewatch.engines import ALL_NAMES, CONSUMED_PATHS, UNKNOWN
+from enginewatch.engines import ALL_NAMES, CONSUMED_PATHS, UNKNOWN, recognise
 from enginewatch.engines.profile import Grain
 from enginewatch.engines.trtllm import PROFILE
 
@@ -75,3 +78,19 @@ def test_a_worker_with_a_role_is_asked_to_do_both_halves_by_itself() -> None:
 )
 def test_only_a_dead_executor_writes_a_signature(line: str, means_dead: bool) -> None:
     assert any(re2.search(pattern, line) for pattern in PROFILE.log_signatures) == means_dead
+
+
+def test_the_oldest_pages_have_no_prefix(parse: Callable[[str], Any]) -> None:
+    """As 89fd9b7 wrote them. Such a page does not tell whose it is; its /v1/models does."""
+    page = parse(
+        'request_success_total{engine_type="undefined",finished_reason="length",model_name="undefined"} 4.0\n'
+        'e2e_request_latency_seconds_count{engine_type="undefined",model_name="undefined"} 4.0\n'
+    )
+    assert list(page.legs(PROFILE)) == ["requests_finished"]
+    assert recognise(page.names) is None
+
+
+def test_of_the_gauges_that_stay_where_they_are_none_is_read(load: Callable[[str], Any]) -> None:
+    page = load("trtllm-050f80d-names-generated")
+    assert "trtllm_num_requests_running" in page.names
+    assert "trtllm_num_requests_running" not in PROFILE.names()
