@@ -231,6 +231,13 @@ def test_statistics_that_go_away_end_no_engine_whose_canaries_go_through(failure
     assert shell.acted() == []
 
 
+def test_a_rank_that_answers_no_question_is_a_page_that_fails() -> None:
+    """The front end asks it for the statistics, and waits for as long as it is stopped."""
+    engine = ScriptedTrtllm(by_json=True).at(10, lambda e: e.busy()).at(HUNG_AT, lambda e: e.hang().fail("timeout"))
+    limit = USUAL.unreach_after_sec
+    assert limit <= hung_after(watch(engine, 900), "unreach-hang") <= limit + LATE_SEC
+
+
 def test_without_a_page_it_is_said_what_to_switch_on() -> None:
     shell = watch(ScriptedTrtllm().fail("http_404"), 60)
     assert shell.state == "no-legs"
