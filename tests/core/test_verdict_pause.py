@@ -10,6 +10,8 @@ from virtual_shell import ScriptedEngine, VirtualShell
 from enginewatch.core.events import Flags, Outcome
 from enginewatch.core.settings import Settings
 
+WAKING = 'vllm:sleep_mode_operations_in_flight{operation="wake"}'
+UPDATING = 'vllm:rl_weight_update_operations_in_flight{operation="update"}'
 AWAKE = 'vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"}'
 
 
@@ -57,19 +59,44 @@ def test_the_same_engine_awake_is_hung() -> None:
     assert VirtualShell(engine).run(600).acted()
 
 
-@pytest.mark.parametrize(
-    "series",
-    [
-        'vllm:sleep_mode_operations_in_flight{engine="0",model_name="m",operation="wake"}',
-        'vllm:rl_weight_update_operations_in_flight{engine="0",model_name="m",operation="update"}',
-    ],
-)
-def test_a_wake_or_a_weight_update_under_way_is_not_a_hang(series: str) -> None:
-    """Canaries once killed workers during weight transfers (dynamo#14703)."""
-    engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({series: 1.0}))
+@pytest.mark.parametrize("calls", [1.0, 2.0])
+@pytest.mark.parametrize("series", [WAKING, UPDATING])
+def test_a_wake_or_a_weight_update_under_way_is_not_a_hang(series: str, calls: float) -> None:
+    """Canaries once killed workers during weight transfers (dynamo#14703). A caller that tries again counts twice."""
+    engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({series: calls}))
     assert VirtualShell(engine).run(300).acted() == []
     engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({series: 0.0}))
     assert VirtualShell(engine).run(300).acted(), "the negative control: none is under way"
+
+
+def test_an_engine_that_hangs_as_it_wakes_is_found_after_half_an_hour() -> None:
+    """Its gauge says asleep until the wake is complete (vLLM 0.32), and from a hung core no wake ever comes back."""
+    engine = ScriptedEngine().busy().at(62, sleeps).at(122, lambda e: e.extra.update({WAKING: 1.0}))
+    shell = VirtualShell(engine).run(3000)
+    assert 122 + 1800 + 30 <= shell.acted()[0] <= 122 + 1800 + 10 + 41
+    assert [log.level for log in shell.logs if "has not come back" in log.event] == ["warning"]
+
+
+def test_an_engine_that_sleeps_for_as_long_and_is_not_being_woken_is_left_alone() -> None:
+    """The control of the test above."""
+    shell = VirtualShell(ScriptedEngine().busy().at(62, sleeps)).run(3000)
+    assert shell.acted() == []
+    assert shell.state == "paused"
+
+
+def test_calls_one_after_the_other_are_believed_each_for_itself() -> None:
+    engine = ScriptedEngine().busy()
+    for begin in range(62, 7262, 1200):
+        engine.at(begin, lambda e: e.hang().extra.update({UPDATING: 1.0}))
+        engine.at(begin + 1150, lambda e: e.resume().extra.update({UPDATING: 0.0}))
+    assert VirtualShell(engine).run(7300).acted() == []
+
+
+def test_until_when_a_call_is_believed_is_said() -> None:
+    engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({UPDATING: 1.0}))
+    shell = VirtualShell(engine).run(966)
+    (flips,) = shell.watch.explain(shell.now).would_flip
+    assert flips == "the call that holds the engine starts every clock afresh when it comes back, else 899 s do"
 
 
 def test_a_page_that_loses_the_flag_says_nothing_more() -> None:

@@ -7,7 +7,9 @@ between them are those of production; how long the engine itself takes to die or
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -183,6 +185,40 @@ def test_a_core_that_freezes_while_it_is_paused_is_reported(engine: VllmProcess,
         sidecar.wait(is_in("paused"), SLOW_SEC, "seen paused again")
         assert post(f"{engine.url}/resume") == 200
         sidecar.wait(is_in("growing"), SLOW_SEC, "seen growing again")
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "gauge"),
+    [
+        ("/resume", "/start_weight_update", "vllm:rl_weight_update_operations_in_flight"),
+        ("/sleep?level=1", "/wake_up", "vllm:sleep_mode_operations_in_flight"),
+    ],
+    ids=["weight update", "wake"],
+)
+def test_calls_that_hold_the_core_are_believed_for_a_limited_time(
+    engine: VllmProcess, tmp_path: Path, before: str, call: str, gauge: str
+) -> None:
+    """A stopped core stands in for one that a trainer or a copy of the weights holds; its caller tries again.
+
+    The same freeze without the calls is a hang in the tests above, and half an hour is not waited for.
+    """
+    with watching(engine, tmp_path) as sidecar, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        begun = time.time()
+        assert post(f"{engine.url}{before}") == 200
+        with engine.stopped("core"):
+            calls = [pool.submit(post, f"{engine.url}{call}", 120) for _ in range(2)]
+            resting = sidecar.wait(is_in("paused"), SLOW_SEC, "seen at rest")
+            time.sleep(DETECT_SEC)
+            assert engine.metric(gauge) == 2
+            assert sidecar.states(resting.at) == ["paused"], sidecar.told()
+            (flips,) = sidecar.json("/verdict")["would_flip"]
+            left = re.fullmatch(r"the call that holds the engine .* comes back, else (\d+) s do", flips)
+            assert left is not None, flips
+            assert 1000 < int(left[1]) < 1800
+        # There is no trainer, so the start of an update is an error; what counts is that the core has answered.
+        assert {done.result() for done in calls} <= {200, 500}
+        sidecar.wait(is_in("stall-active-ok"), SLOW_SEC, "proven alive by a canary")
+        assert statuses(sidecar.since(begun)) == {200}, sidecar.told()
 
 
 # --- killed ---------------------------------------------------------------------------------------------------------

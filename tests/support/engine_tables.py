@@ -13,7 +13,17 @@ from itertools import groupby
 from pathlib import Path
 
 from enginewatch.engines import PROFILES, UNKNOWN
-from enginewatch.engines.profile import ROLES, Aim, CanaryRequest, FlagEndpoint, Grain, LegKind, Metric, Profile
+from enginewatch.engines.profile import (
+    ROLES,
+    Aim,
+    CanaryRequest,
+    FlagEndpoint,
+    Grain,
+    LegKind,
+    Metric,
+    PageFlag,
+    Profile,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 _MARKED = re.compile(r"(<!-- from the profiles: ([a-z-]+(?:/[a-z-]+)?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -93,11 +103,17 @@ def _on_its_page(profile: Profile) -> Iterator[Row]:
         ("transfers", profile.transfers, "a rise acquits the partner"),
         ("heartbeat", profile.heartbeat, "the scheduler's loop turns, also when idle"),
         ("start", profile.start_time, "names the process"),
-        *((flag.state, flag.metric, f"rests on purpose while it is {flag.value:g}") for flag in profile.page_flags),
+        *((flag.state, flag.metric, _while(flag)) for flag in profile.page_flags),
     ):
         if metric is not None and metric.names:
             yield what, _series(metric), meaning
     yield "prefixes", ", ".join(f"`{prefix}`" for prefix in profile.prefixes), "before each of these names"
+
+
+def _while(flag: PageFlag) -> str:
+    if not flag.counts_calls:
+        return f"rests on purpose while it is {flag.value:g}"
+    return f"rests on purpose while it is {flag.value:g} or more, for half an hour at most"
 
 
 def _asked(profile: Profile) -> Iterator[Row]:

@@ -70,6 +70,7 @@ class Facts:
     resting: str | None
     flags_said: Flags | None
     doubt_until: float | None
+    call_until: float | None
     failing_since: float | None
     failing_how: str
     unreach_limit_sec: float
@@ -257,6 +258,10 @@ def _would_flip(facts: Facts) -> Iterator[str]:
     if facts.doubt_until is not None:
         left = max(0.0, facts.doubt_until - facts.t)
         yield f"a counter that moves or a plain no of the pause endpoints ends the pause, else {left:.0f} s do"
+        return
+    if facts.call_until is not None:
+        left = max(0.0, facts.call_until - facts.t)
+        yield f"the call that holds the engine starts every clock afresh when it comes back, else {left:.0f} s do"
         return
     if facts.resting is not None:
         yield "the end of the pause starts every clock afresh"

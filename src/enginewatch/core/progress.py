@@ -335,6 +335,8 @@ class PageNews:
     start_time: float | None
     resting: str | None
     """`paused` or `sleeping` by the page's own gauges."""
+    call_awaited: bool
+    """Among these gauges is one of calls that hold the engine and have not come back."""
 
 
 class Ledger:
@@ -439,15 +441,15 @@ class Ledger:
                 absent.append(core)
         if with_legs and absent and not recheck:
             self._retire(absent)
+        resting = [flag for flag, slot in self._resting if slot.page == page and flag.holds(slot.value)]
         return PageNews(
             with_legs,
             fell,
             rose,
             moved,
             start_time=_largest(self._start_times, page),
-            resting=next(
-                (flag.state for flag, slot in self._resting if slot.page == page and slot.value == flag.value), None
-            ),
+            resting=resting[0].state if resting else None,
+            call_awaited=any(flag.counts_calls for flag in resting),
         )
 
     def start_time_of(self, samples: Mapping[str, float]) -> float | None:

@@ -3,6 +3,9 @@
 Rules:
     - The page's own gauges tell for as long as they stand. The pause endpoints are asked beside the loop on stalled
       polls and while resting; a yes counts for `PAUSE_POLLS` polls, a no ends it, no answer proves nothing.
+    - A call that holds the engine (vLLM: a wake, a weight update) is a rest while it is awaited, for `CALL_SEC` at
+      most: from a core that hung it never comes back. After that the page says nothing until the call is over, not even
+      by the gauge that says asleep until the engine is awake again.
     - A doubtful answer (SGLang: paused or not, a /health that met the pause has made the server call itself unhealthy)
       counts like a yes while the last plain answer was a yes and no counter has moved since, for `DOUBT_SEC` at most.
       It never begins a pause.
@@ -21,12 +24,18 @@ PAUSE_POLLS: Final = 3
 DOUBT_SEC: Final = 1800.0
 """How long after its last plain yes an engine is believed to rest that can only answer doubtfully since."""
 
+CALL_SEC: Final = 1800.0
+"""How long an engine is believed to rest because of a call that is awaited. Wakes and weight updates take seconds to
+minutes."""
+
 
 class Rest:
     """Follows what the engine says about pauses and sleep; times are on the judgement's clock."""
 
     def __init__(self) -> None:
         self.by_page: str | None = None
+        self.call_since: float | None = None
+        """Since when a call that holds the engine has been awaited."""
         self.by_flags: str | None = None
         self.absent = False
         self.said: Flags | None = None
@@ -42,6 +51,22 @@ class Rest:
     def state(self) -> str | None:
         """`paused` or `sleeping` when the engine says so."""
         return self.by_page or self.by_flags
+
+    def read(self, resting: str | None, t: float, *, call_awaited: bool) -> bool:
+        """A page was read. Returns True when a call that holds the engine has just been awaited for too long."""
+        if not call_awaited:
+            self.call_since = None
+        elif self.call_since is None:
+            self.call_since = t
+        overdue = self.call_since is not None and t - self.call_since >= CALL_SEC
+        ends = overdue and self.by_page is not None
+        self.by_page = None if overdue else resting
+        return ends
+
+    @property
+    def call_until(self) -> float | None:
+        """While the page says that it rests and a call that holds the engine is awaited: until when it is believed."""
+        return self.call_since + CALL_SEC if self.call_since is not None and self.by_page is not None else None
 
     def says(self, t: float) -> str:
         """The sentence for people while it rests."""

@@ -92,11 +92,21 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class PageFlag:
-    """A gauge that tells on the page that the engine rests on purpose: the state holds when `metric` equals `value`."""
+    """A gauge that tells on the page that the engine rests on purpose: the state holds when `metric` equals `value`.
+
+    Attributes:
+        counts_calls: `metric` counts calls that hold the engine and are being awaited; the state holds from `value` on.
+            Such a call never comes back from a core that hung, so it is believed for a limited time (`core.rest`).
+    """
 
     state: Literal["paused", "sleeping"]
     metric: Metric
     value: float
+    counts_calls: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether the state holds where `metric` has this value."""
+        return value >= self.value if self.counts_calls else value == self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,10 @@ PROFILE = Profile(
         # Since 0.12. Written by the front end when a sleep is done and when a wake is complete; not on /pause.
         PageFlag("sleeping", Metric(("engine_sleep_state",), where={"sleep_state": frozenset({"awake"})}), 0.0),
         # In 0.32, from the first such call on: gauges of calls that are being awaited. Falling asleep copies the
-        # weights to the host, and a weight update holds the cores for as long as the trainer takes.
-        PageFlag("sleeping", Metric(("sleep_mode_operations_in_flight",)), 1.0),
-        PageFlag("paused", Metric(("rl_weight_update_operations_in_flight",)), 1.0),
+        # weights to the host, and a weight update holds the cores for as long as the trainer takes. A call whose caller
+        # has given up stays in flight until the core answers, so one that is tried again counts twice.
+        PageFlag("sleeping", Metric(("sleep_mode_operations_in_flight",)), 1.0, counts_calls=True),
+        PageFlag("paused", Metric(("rl_weight_update_operations_in_flight",)), 1.0, counts_calls=True),
     ),
     # Dev mode only, since 0.12 or before. Both make a round trip through every core's loop: a hung core gives no
     # answer, which proves nothing. /is_sleeping is also true while paused (0.32), so the exact one is asked first.
