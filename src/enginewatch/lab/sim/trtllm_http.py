@@ -85,10 +85,7 @@ class TrtllmHttp:
 
     async def records(self, request: web.Request, engine_series: bool) -> tuple[bytes, str]:
         """GET /metrics: the records of iterations since the last time anybody asked."""
-        try:
-            records = await self._stats.scraped() if engine_series and self._options.iter_stats else []
-        except ConnectionError as error:
-            raise web.HTTPInternalServerError(text="Internal Server Error") from error
+        records = await self._stats.scraped() if engine_series and self._options.iter_stats else []
         return json.dumps(records).encode(), "application/json"
 
     # --- routes that do not touch the executor ----------------------------------------------------------------------

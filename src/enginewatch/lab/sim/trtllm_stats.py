@@ -1,8 +1,8 @@
 """How TensorRT-LLM's front end gets the records of iterations: by a call to the rank, which takes them away.
 
 - Without `return_perf_metrics` GET /metrics is that call: it waits up to 2 s for a first record, and for ever on a
-  rank that is stopped. One call is under way at a time, and a client that leaves does not end it: the next one gets
-  what it brings (`executor/result.py`, 2026).
+  rank that is stopped or dead (a message queue lies between them, which notices neither). One call is under way at a
+  time, and a client that leaves does not end it: the next one gets what it brings (`executor/result.py`, 2026).
 - With it, a task is the only caller: a request that completes wakes it, it takes what there is, writes the gauges and
   keeps the records for GET /metrics, which answers at once (NVIDIA bug 6102381). So nothing moves while a request runs,
   however many iterations it takes.
@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,7 @@ Record = dict[str, Any]
 SCRAPE_WAIT_SEC = 2.0
 COLLECTOR_WAIT_SEC = 0.5
 _LINE_LIMIT = 64 * 2**20
+_FOR_EVER_SEC = 10**6
 
 
 class IterationStats:
@@ -75,11 +78,7 @@ class IterationStats:
             self._sock.sendall(message)
 
     async def scraped(self) -> list[Record]:
-        """What GET /metrics answers.
-
-        Raises:
-            ConnectionError: the rank has died.
-        """
+        """What GET /metrics answers."""
         if self._kept is not None:
             records = list(self._kept)
             self._kept.clear()
@@ -90,10 +89,7 @@ class IterationStats:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            try:
-                records = await self._fetch(COLLECTOR_WAIT_SEC)
-            except ConnectionError:
-                return
+            records = await self._fetch(COLLECTOR_WAIT_SEC)
             assert self._kept is not None
             for record in records:
                 self._log(record)
@@ -104,7 +100,6 @@ class IterationStats:
             return self._fetch_blocking(timeout)
         if self._call is None or self._call.cancelled():
             self._call = asyncio.get_running_loop().create_future()
-            self._call.add_done_callback(_retrieved)
             self._begin(self._ask(timeout, self._call))
         call = self._call
         records = await asyncio.shield(call)
@@ -117,24 +112,20 @@ class IterationStats:
         assert self._reader is not None
         assert self._writer is not None
         self._writer.write(encode({"op": "stats", "timeout": timeout}))
-        try:
-            line = await self._reader.readline()
-        except ConnectionError:
-            line = b""
-        if line:
-            call.set_result(json.loads(line)["records"])
-        else:
-            call.set_exception(ConnectionError("the executor worker has died"))
+        with contextlib.suppress(ConnectionError):
+            if line := await self._reader.readline():
+                call.set_result(json.loads(line)["records"])
 
     def _fetch_blocking(self, timeout: float) -> list[Record]:
         """The event loop stands still meanwhile, and every other request with it."""
         assert self._sock is not None
-        self._sock.sendall(encode({"op": "stats", "timeout": timeout}))
+        with contextlib.suppress(ConnectionError):
+            self._sock.sendall(encode({"op": "stats", "timeout": timeout}))
         answer = bytearray()
         while not answer.endswith(b"\n"):
             data = self._sock.recv(65536)
             if not data:
-                raise ConnectionError("the executor worker has died")
+                time.sleep(_FOR_EVER_SEC)
             answer += data
         records: list[Record] = json.loads(answer)["records"]
         return records
@@ -143,9 +134,3 @@ class IterationStats:
         task: asyncio.Task[None] = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _retrieved(call: asyncio.Future[list[Record]]) -> None:
-    """A call whose client has left may fail without anybody who would ask."""
-    if not call.cancelled():
-        call.exception()
