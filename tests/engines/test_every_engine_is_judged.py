@@ -130,6 +130,26 @@ def test_a_crash_and_a_long_reload_are_no_hang(profile: Profile) -> None:
     assert shell.state in ALIVE_IDLE
 
 
+def test_a_restart_between_two_polls_is_given_the_time_to_load(profile: Profile) -> None:
+    if profile.loading_status is None:
+        pytest.skip("nobody listens while it loads")
+    engine = ScriptedProfile(profile).busy()
+    engine.at(HUNG_AT, lambda engine: engine.hang().fail(f"http_{profile.loading_status}").answer(Outcome.ERROR_ANSWER))
+    engine.at(HUNG_AT + 1800, lambda engine: engine.restart())
+    shell = watch(engine, HUNG_AT + 2000)
+    assert shell.acted() == []
+    assert "restarting" in shell.states
+    assert shell.state in ALIVE_IDLE
+    assert shell.watch.restarts == 1
+
+
+def test_another_error_of_the_page_is_an_outage(profile: Profile) -> None:
+    """The negative of the one above: 500 is no loading."""
+    engine = ScriptedProfile(profile).busy()
+    engine.at(HUNG_AT, lambda engine: engine.hang().fail("http_500"))
+    assert watch(engine, HUNG_AT + 400).first("unreach-hang") is not None
+
+
 def test_a_rest_it_can_tell_of_is_left_alone(profile: Profile) -> None:
     if not profile.flags_for("99.0"):
         pytest.skip("it cannot tell")

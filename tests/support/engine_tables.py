@@ -132,6 +132,8 @@ def _asked(profile: Profile) -> Iterator[Row]:
             f"GET `{notice.path}`",
             f"{notice.status}: the core is gone; asked after a 4xx canary only",
         )
+    if profile.loading_status is not None:
+        yield "loading", f"GET `{profile.metrics_path}`", f"answers {profile.loading_status}: `restarting`, no outage"
     for flag in profile.flag_endpoints:
         yield flag.state, *_flag(flag)
     if profile.json_statistics is not None:

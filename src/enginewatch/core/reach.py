@@ -4,7 +4,7 @@ Rules:
     - Until the first answer the engine is loading, whatever fails. A refused connection after that means that its
       process is gone and the kubelet knows: it is loading again, and an earlier hang is not shown. Without this an
       engine that crashed and reloads would be killed for ever. Whether the hang is over is for the process that answers
-      next: it may be the same one.
+      next: it may be the same one. An engine that answers while it loads, and says so, is that too.
     - A scrape that the watcher could not put (`unasked`) says nothing: it begins, continues and ends no outage, and its
       time counts neither towards one nor towards loading.
     - Any other failed scrape is an outage. It is a hang when it lasts and canaries fail as well; canaries begun during
@@ -61,6 +61,7 @@ class Reach:
         self.unasked_since: float | None = None
         """Since when the watcher cannot ask; None while it can."""
         self.unasked_why = ""
+        self._says_it_loads = False
         self.longest_step_sec = 0.0
         """Of the engine's profile: its page may be without an answer for as long."""
 
@@ -92,13 +93,17 @@ class Reach:
         self.failing_since = None
         self._begin_afresh()
 
-    def failed(self, failure: str, begun: float, t: float, standing: Finding, *, resting: bool) -> None:
+    def failed(
+        self, failure: str, begun: float, t: float, standing: Finding, *, resting: bool, loads: bool = False
+    ) -> None:
         """A poll failed; `standing` is what was found before.
 
-        `resting`: the engine's last word was that it is paused or asleep. It may be busy waking up.
+        `resting`: the engine's last word was that it is paused or asleep. It may be busy waking up. `loads`: it says
+        that it is loading, which only a new process does.
         """
         self.failing_how, self._failed_at = failure, t
-        if failure == "refused":
+        self._says_it_loads = loads
+        if failure == "refused" or loads:
             if self.phase == "running":
                 self.phase, self.phase_since = "restarting", t
                 self.failing_since = None
@@ -149,6 +154,8 @@ class Reach:
     def _loading(self, t: float, settings: Settings) -> Finding:
         loading = (t if self.unasked_since is None else self.unasked_since) - self.phase_since
         what = "no page from the engine yet" if self.phase == "startup" else "nobody listens any more"
+        if self.phase == "restarting" and self._says_it_loads:
+            what = f"the page answers {self.failing_how.removeprefix('http_')}, which says that it loads"
         budget = settings.startup_budget_sec
         if loading > budget:
             return Finding("startup-hang", f"{what} for {loading:.0f} s, longer than the budget of {budget:g} s")

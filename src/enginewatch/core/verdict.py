@@ -299,11 +299,14 @@ class Watch:
             self._follow_rest(t)
             self._ask_stalled(t)
             return
-        self._desk.outage_due = event.failure != "refused"  # nobody listens: a canary could tell nothing more
-        if event.failure == "refused":
+        loads = event.failure == f"http_{self._ledger.profile.loading_status}"
+        gone = loads or event.failure == "refused"
+        self._desk.outage_due = not gone  # a canary could tell nothing more
+        if gone:
             self._identity.refused()
         # A refusal forgets nothing: that is for the process that answers next, which may be the same.
-        self._reach.failed(event.failure, begun, t, self._standing, resting=self._rest.state is not None)
+        resting = self._rest.state is not None
+        self._reach.failed(event.failure, begun, t, self._standing, resting=resting, loads=loads)
 
     def _begin_poll(self, t: float) -> None:
         self._polls += 1

@@ -70,6 +70,8 @@ PROFILE = Profile(
         # the model is loaded again.
         FlagEndpoint("sleeping", "/props", key="is_sleeping"),
     ),
+    # On every path but those of its web interface, from the moment it listens; nothing else answers the page so.
+    loading_status=503,
     # A batch of 2048 tokens takes a CPU a minute and more; nothing moves meanwhile, and old versions do not answer.
     longest_step_sec=120.0,
     longest_wait_sec=600.0,

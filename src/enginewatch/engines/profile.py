@@ -276,6 +276,11 @@ class Profile:
     Where the page tells nothing a canary is given that long, since nothing else tells a full engine from a hung one.
     0 where a new request joins those that run.
     """
+    loading_status: int | None = None
+    """What the metrics page answers while a process loads its model, and never otherwise.
+
+    None where nobody listens meanwhile. A process that starts within one poll would else be an engine that has failed.
+    """
     log_signatures: tuple[str, ...] = ()
     """RE2 patterns of lines that mean a dead scheduler, and nothing else."""
     version_paths: tuple[tuple[str, str], ...] = ()
