@@ -363,3 +363,32 @@ async def test_an_engine_sees_at_once_that_nobody_waits_any_more(serve: Serve) -
 
     assert (await send(await serve(notice), deadline_sec=0.1)).outcome is Outcome.TIMEOUT
     await asyncio.wait_for(gone.wait(), 1)
+
+
+# --- whether anything answered --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "answered"),
+    [
+        (COMPLETE, True),
+        (response("no key", status="401 Unauthorized"), True),
+        (response("", status="404 Not Found"), True),
+        (response("", status="302 Found", headers="Location: /\r\n"), True),
+        (response("<html>"), True),
+        (response("oops", status="500 Oops"), False),
+        (response("bad gateway", status="502 Bad Gateway"), False),
+        (b"SSH-2.0-OpenSSH\r\n", False),
+    ],
+    ids=["complete", "locked", "absent", "moved", "foreign", "broken", "gateway", "no HTTP"],
+)
+async def test_a_report_says_whether_the_server_answered(serve: Serve, answer: bytes, answered: bool) -> None:
+    assert (await send(await serve(answering(answer)))).answered is answered
+    # The same where the model's name has to be asked for first.
+    if answer != COMPLETE:
+        assert (await send(await serve(answering(answer)), VLLM)).answered is answered
+
+
+async def test_nobody_and_silence_are_no_answer(serve: Serve, unused_url: str) -> None:
+    assert not (await send(unused_url)).answered
+    assert not (await send(await serve(wait_for_ever), deadline_sec=0.3)).answered

@@ -275,6 +275,19 @@ def test_no_disturbance_makes_a_working_engine_hung(
 
 
 @slow
+@given(judged_by(), healthy_life, st.floats(6, 200), st.floats(0.5, 400))
+def test_a_leg_that_goes_away_makes_no_working_engine_hung(
+    how: Settings, life: list[Segment], away_at: float, seconds: float
+) -> None:
+    engine = ScriptedEngine()
+    end = live(engine, "0", [s for s in life if s.kind not in ("prefill", "losing canaries")])
+    shell = VirtualShell(engine, how)
+    disturb(shell, Disturbance("hidden", round(away_at), seconds), longest=seconds)
+    shell.run(end + 1)
+    assert shell.acted() == [], (shell.timeline[-3:], shell.states)
+
+
+@slow
 @given(judged_by(), st.lists(st.builds(Segment, st.sampled_from(HEALTHY), seconds), max_size=4), disturbances)
 def test_a_hang_is_declared_however_the_pages_flap(
     how: Settings, life: list[Segment], around: list[Disturbance]

@@ -299,9 +299,43 @@ def test_one_failed_canary_in_an_outage_is_not_enough() -> None:
 )
 def test_without_a_usable_canary_the_time_alone_decides(settings: Settings, outcome: Outcome | None) -> None:
     engine = ScriptedEngine().busy().answer(outcome).at(62, lambda e: e.hang().fail("timeout"))
+    engine.answers = False
     shell = VirtualShell(engine, settings).run(200)
     assert shell.state == "unreach-hang"
     assert shell.acted()[0] >= 65 + 60
+
+
+@pytest.mark.parametrize("failure", ["timeout", "reset", "truncated", "http_503"])
+def test_a_server_that_answers_canaries_is_not_unreachable(failure: str) -> None:
+    """401 within milliseconds while /metrics times out: not stuck, and nothing is known of its cores."""
+    engine = ScriptedEngine().busy().answer(Outcome.MISCONFIGURED).at(62, lambda e: e.fail(failure))
+    shell = VirtualShell(engine).run(3600)
+    assert shell.acted() == []
+    assert "not watched until one of the two is put right" in shell.watch.verdict.reason
+    assert len([log for log in shell.logs if "is not watched" in log.event]) == 1
+    assert shell.watch.explain(shell.now).would_flip[0].startswith("nothing while canaries are answered")
+
+
+def test_and_unreachable_once_it_answers_no_more() -> None:
+    engine = ScriptedEngine().busy().answer(Outcome.MISCONFIGURED).at(62, lambda e: e.fail("timeout"))
+    engine.at(602, lambda e: e.answer(Outcome.TIMEOUT))
+    assert 600 + 60 <= VirtualShell(engine).run(900).acted()[0] <= 600 + 76
+
+
+def test_such_an_answer_is_no_proof_that_a_declared_hang_is_over() -> None:
+    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang)
+    engine.at(112, lambda e: e.fail("timeout").answer(Outcome.MISCONFIGURED))
+    shell = VirtualShell(engine).run(400)
+    assert all(verdict.acting for t, verdict in shell.timeline if t > 110)
+
+
+def test_each_outage_says_for_itself_that_nothing_is_watched() -> None:
+    engine = ScriptedEngine().busy().answer(Outcome.MISCONFIGURED)
+    for start in (62, 362, 662):
+        engine.at(start, lambda e: e.fail("timeout")).at(start + 100, lambda e: e.fail(None))
+    engine.at(802, lambda e: e.fail("timeout")).at(817, lambda e: e.fail(None))
+    shell = VirtualShell(engine).run(900)
+    assert len([log for log in shell.logs if "is not watched" in log.event]) == 3, "and a short one nothing"
 
 
 @pytest.mark.parametrize("when", [65, 100], ids=["from the start", "in the middle"])

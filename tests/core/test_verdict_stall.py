@@ -573,3 +573,39 @@ def test_and_when_it_does_not_come_back_the_other_legs_have_to_do() -> None:
     engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).at(62, without_tokens)
     shell = VirtualShell(engine).run(180)
     assert shell.acted()[0] <= 62 + 36
+
+
+@pytest.mark.parametrize("how", [Outcome.MISCONFIGURED, Outcome.SATURATED, None])
+def test_without_a_usable_canary_a_leg_that_moved_until_it_went_away_is_missed(how: Outcome | None) -> None:
+    """An engine at work whose token counter is no longer on the page: what is left stands still."""
+    engine = ScriptedEngine().busy().answer(how).at(62, without_tokens)
+    shell = VirtualShell(engine, Settings(warmup_sec=0) if how else CANARY_OFF).run(600)
+    assert shell.acted() == []
+    assert "until generation_tokens is on the page again" in " ".join(shell.watch.explain(shell.now).would_flip)
+
+
+@pytest.mark.parametrize(("away_at", "missed"), [(97, False), (87, True)])
+def test_but_not_where_it_had_stood_still_for_the_stall_time_before(away_at: int, missed: bool) -> None:
+    engine = ScriptedEngine().busy().answer(Outcome.MISCONFIGURED).at(62, ScriptedEngine.hang)
+    shell = VirtualShell(engine.at(away_at, without_tokens), Settings(warmup_sec=0, stall_sec=30)).run(600)
+    assert bool(shell.acted()) is not missed
+
+
+def test_an_engine_at_rest_whose_leg_goes_away_before_it_is_busy_is_not_hung() -> None:
+    engine = ScriptedEngine().answer(Outcome.MISCONFIGURED).at(102, without_tokens).at(122, lambda e: e.busy())
+    assert VirtualShell(engine).run(600).acted() == []
+
+
+def test_nor_where_the_same_leg_goes_on_under_other_labels() -> None:
+    other = 'vllm:generation_tokens_total{engine="0",model_name="m",pid="7"}'
+
+    def relabel(engine: ScriptedEngine) -> None:
+        engine.hide = lambda series: series.startswith("vllm:generation_tokens_total") and "pid" not in series
+
+    def move(value: float, engine: ScriptedEngine) -> None:
+        engine.extra[other] = value
+
+    engine = ScriptedEngine().busy().at(62, relabel).at(100, ScriptedEngine.hang)
+    for second in range(60, 100):
+        engine.at(second, partial(move, float(second)))
+    assert VirtualShell(engine, CANARY_OFF).run(300).acted()[0] <= 100 + 36

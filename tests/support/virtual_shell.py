@@ -41,6 +41,7 @@ from enginewatch.engines import PROFILES
 from enginewatch.engines.profile import Role
 
 SCRAPE_SEC = 0.01
+ANSWERED = {Outcome.OK, Outcome.SATURATED, Outcome.MISCONFIGURED}
 
 
 @dataclass
@@ -75,6 +76,8 @@ class ScriptedEngine:
         self.start_time = start_time
         self.version = version
         self.failure: str | None = None
+        self.answers = True
+        """Whether what refuses a canary is an answer of its server."""
         self.flags = Flags.ABSENT
         self.batches_statistics = False
         self.hide: Callable[[str], bool] = lambda series: False
@@ -334,4 +337,4 @@ class VirtualShell:
         if self._canary is canary:
             self._canary = None
             self.results.append((self.now, canary, outcome))
-            self.feed(CanaryDone(canary.token, outcome))
+            self.feed(CanaryDone(canary.token, outcome, answered=outcome in ANSWERED and self.engine.answers))

@@ -41,12 +41,14 @@ class CanaryReport:
         detail: a short phrase for people, never engine text.
         duration_sec: from the first question (for the model's name, where that was needed) to the end.
         aimed: whether it was aimed at the core that was asked for.
+        answered: whether an HTTP answer with a status below 500 came.
     """
 
     outcome: Outcome
     detail: str
     duration_sec: float
     aimed: bool
+    answered: bool = False
 
 
 async def send_canary(
@@ -65,29 +67,32 @@ async def send_canary(
     loop = asyncio.get_running_loop()
     began = loop.time()
     until = began + deadline_sec
-    aimed = False
+    aimed = answered = False
     try:
         if model is None and _holds_place(request.body):
             model = await names.get(line, until=until)
         question, aimed = _question(request, model=model, core=core, cores=cores, aim=aim)
-        outcome, detail = await _put(line, question, request, until=until)
+        outcome, detail, answered = await _put(line, question, request, until=until)
     except Trouble as trouble:
         outcome, detail = _judge_trouble(trouble, None)
         detail += ", asking for the model's name"
     except NoModel as problem:
         outcome, detail = _judge_without_model(line, problem)
+        answered = problem.status < 500
     if outcome is Outcome.MISCONFIGURED:
         # The model may have been renamed, and its name in the request be what is wrong.
         names.forget()
         detail += f" (canary for role {role})"
-    return CanaryReport(outcome, detail, loop.time() - began, aimed)
+    return CanaryReport(outcome, detail, loop.time() - began, aimed, answered)
 
 
-async def _put(line: Line, question: Question, request: CanaryRequest, *, until: float) -> tuple[Outcome, str]:
+async def _put(line: Line, question: Question, request: CanaryRequest, *, until: float) -> tuple[Outcome, str, bool]:
     judge: AnswerJudge | None = None
+    answered = False
 
     def begin(head: Head) -> Feed | None:
-        nonlocal judge
+        nonlocal judge, answered
+        answered = head.status < 500
         judge = AnswerJudge(request.answer, head.status, head.content_type)
         # Where the status decides, a body that never comes must not turn a 401 into a hang.
         return None if judge.settled else judge.feed
@@ -95,14 +100,14 @@ async def _put(line: Line, question: Question, request: CanaryRequest, *, until:
     try:
         head = await line.ask(question, until=until, on_head=begin)
     except Trouble as trouble:
-        return _judge_trouble(trouble, judge)
+        return *_judge_trouble(trouble, judge), answered
     assert judge is not None
     outcome, detail = judge.finish()
     notice = request.death_notice
     refused = outcome is Outcome.MISCONFIGURED and 400 <= head.status < 500
     if refused and notice is not None and await _is_dead(line, notice, until=until):
-        return Outcome.ERROR_ANSWER, f"{detail}, and {notice.path} says {notice.status}: its core is gone"
-    return outcome, _with_key_advice(line, head.status, detail)
+        return Outcome.ERROR_ANSWER, f"{detail}, and {notice.path} says {notice.status}: its core is gone", answered
+    return outcome, _with_key_advice(line, head.status, detail), answered
 
 
 async def _is_dead(line: Line, notice: DeathNotice, *, until: float) -> bool:

@@ -10,7 +10,8 @@ The rules, in the order in which they are tried:
       at least threshold - poll ago, AND a page read after the last failure shows no progress.
     - `stall-hang`, passive rule, where no canary is usable (off, saturated, misconfigured, not aimable): frozen for the
       threshold and for as long as the engine's gauges may be stale, and all that time busy or with a frozen heartbeat.
-      (Busy now is not enough: an engine that was idle for an hour has its first request.)
+      (Busy now is not enough: an engine that was idle for an hour has its first request.) Not while a leg is missing
+      from the page that had not stood still under load before: on an engine at work the rest may well stand still.
     - Whatever the rule, a hang is declared on a page begun after its time was up (and after the last failed canary): a
       verdict must not rest on a picture older than the question.
     - A declared hang holds until the core proves life (`Core.prove`), or until the operator asks for more patience than
@@ -157,9 +158,10 @@ def _hung_passively_from(core: Core, now: Conditions) -> float | None:
         suspect_since.append(core.busy_since)
     if core.heartbeat_at is not None and core.heartbeat_page == now.page:
         suspect_since.append(core.heartbeat_at)
-    if not suspect_since:
+    threshold = core.stall_after_sec(now.settings.stall_sec)
+    if not suspect_since or core.lost_witness(threshold) is not None:
         return None
-    return max(core.proof_at, min(suspect_since)) + core.stall_after_sec(now.settings.stall_sec) + now.gauge_stale_sec
+    return max(core.proof_at, min(suspect_since)) + threshold + now.gauge_stale_sec
 
 
 def _canary_unusable(core: Core, now: Conditions) -> bool:

@@ -99,11 +99,15 @@ class EngineDescribed:
 
 @dataclass(frozen=True, slots=True)
 class CanaryDone:
-    """The canary started under `token` ended. `detail` is a short phrase for people, never engine text."""
+    """The canary started under `token` ended. `detail` is a short phrase for people, never engine text.
+
+    `answered`: an HTTP answer with a status below 500 came, whatever it said.
+    """
 
     token: int
     outcome: Outcome
     detail: str = ""
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class Facts:
     unreach_limit_sec: float
     loading_since: float | None
     outage_failures: int
+    only_answers: bool
     blind_since: float | None
     blind_failures: int
     unasked_since: float | None
@@ -253,7 +254,10 @@ def _would_flip(facts: Facts) -> Iterator[str]:
         return
     if facts.failing_since is not None:
         left = facts.unreach_limit_sec - (facts.t - facts.failing_since)
-        yield f"unreach-hang in {max(0.0, left):.0f} s if scrapes and canaries go on failing"
+        if facts.only_answers:
+            yield f"nothing while canaries are answered, else unreach-hang in {max(0.0, left):.0f} s"
+        else:
+            yield f"unreach-hang in {max(0.0, left):.0f} s if scrapes and canaries go on failing"
         return
     if facts.doubt_until is not None:
         left = max(0.0, facts.doubt_until - facts.t)
@@ -285,6 +289,10 @@ def _would_flip(facts: Facts) -> Iterator[str]:
             ready = limit + max(core.proof_at, first_failed - settings.poll_interval_sec)
             canaries = f" and {need} more canar{'y fails' if need == 1 else 'ies fail'}" if need else ""
             yield f"core {core.name}: hung if nothing moves{_for_another(ready - facts.t)}{canaries}"
+            continue
+        lost = core.lost_witness(limit)
+        if lost is not None:
+            yield f"core {core.name}: nothing, until {lost} is on the page again or a canary is usable"
             continue
         limit += facts.profile.gauge_stale_sec if facts.profile is not None else 0.0
         if core.busy_since is not None:

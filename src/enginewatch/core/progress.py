@@ -10,7 +10,7 @@ Rules:
       does a gauge that goes round among a few values: it counts as rising to the same one `MOST_RETURNS` times, until a
       counter moves or a canary is complete. (More than once, since a prefill may take the steps of the one before it.)
     - A page that lacks one of a core's legs may show progress, but not that there was none; unless the leg has been
-      away for `RETIRE_AFTER` polls.
+      away for `RETIRE_AFTER` polls. Where no canary speaks it is missed for longer, see `Core.lost_witness`.
     - Once any series of interest carried the core label, series without it belong to no core.
     - A core absent from `RETIRE_AFTER` polls while others remain is retired.
     - What a page may make this hold is bounded: so many series, so many bytes of their names, so many cores.
@@ -246,6 +246,20 @@ class Core:
         elif running is not None and waiting is not None:
             self.busy_since = None
 
+    def lost_witness(self, within_sec: float) -> str | None:
+        """A leg of which the last page lacks a series, so that what is left does not tell that nothing moved.
+
+        Not if the series was last seen to have stood still for that long under load, nor if another series of the leg
+        has moved since: labels change.
+        """
+        for name, leg in self.legs.items():
+            for slot in leg.series:
+                if slot.page == self.last_page or (leg.moved_at is not None and leg.moved_at > slot.seen_at):
+                    continue
+                if self.busy_since is None or slot.seen_at - max(slot.moved_at, self.busy_since) < within_sec:
+                    return name
+        return None
+
     def stuck_queue(self, t: float, peer_stall_sec: float) -> QueueState | None:
         """The P/D queue that stood still for peer_stall_sec while no transfer succeeded, if any."""
         for queue in self.queues:
@@ -285,7 +299,7 @@ class Core:
 class _Slot:
     """One series: its last value and what a change of it means."""
 
-    __slots__ = ("_returns", "_returns_since", "core", "effects", "fell_from", "page", "value")
+    __slots__ = ("_returns", "_returns_since", "core", "effects", "fell_from", "moved_at", "page", "seen_at", "value")
 
     def __init__(self, core: Core | None, value: float, effects: tuple[_Effect, ...]) -> None:
         self.core = core
@@ -294,6 +308,8 @@ class _Slot:
         """What it was before it fell, or was back at: going to and fro between two values is no life."""
         self.effects = effects
         self.page = -1
+        self.seen_at = self.moved_at = float("-inf")
+        """Of a leg."""
         self._returns: dict[float, int] | None = None
         self._returns_since = float("-inf")
 
@@ -397,6 +413,7 @@ class Ledger:
                 if type(effect) is LegState:
                     core.last_page = page
                     core._legs_seen += 1
+                    slot.seen_at = t
                     if value == old:
                         continue
                     if value == slot.fell_from:
@@ -405,7 +422,7 @@ class Ledger:
                         if not effect.is_counter and slot.only_returns(value, core.counter_proof_at):
                             continue
                         slot.fell_from = None
-                        effect.moved_at = t
+                        effect.moved_at = slot.moved_at = t
                         core.moved_leg = effect.leg.name
                         if effect.is_counter:
                             rose = True

@@ -9,6 +9,8 @@ Rules:
       time counts neither towards one nor towards loading.
     - Any other failed scrape is an outage. It is a hang when it lasts and canaries fail as well; canaries begun during
       it count for nothing else. An earlier hang stands until a page or a complete canary ends it.
+    - Where no canary is usable the time alone decides, unless the server answers them at once (401...): then it is not
+      stuck, whatever is wrong with /metrics, and a watcher that sees nothing of the cores must not kill.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Reach:
         self.failing_how = ""
         self._failed_at = t
         """When the last scrape failed: the one under way may be the good one."""
+        self.only_answers = False
+        """The last canary of this outage was no use, but the engine's server answered it: only /metrics fails."""
         self.failures = 0
         """Canaries begun during this outage that failed."""
         self._last: Outcome | None = None
@@ -116,10 +120,15 @@ class Reach:
                 self._held = standing if standing.state in HUNG else None
             self._is_patient = self._is_patient or resting or failure.startswith("http_5")
 
-    def canary_answered(self, outcome: Outcome, *, failed: bool) -> None:
-        """A canary begun during the outage ended other than ok."""
+    def canary_answered(self, outcome: Outcome, t: float, *, failed: bool, answered: bool) -> None:
+        """A canary begun during the outage ended other than ok. `answered`: the HTTP server is well at least."""
         self._last = outcome
         self.failures += failed
+        self.only_answers = outcome is Outcome.MISCONFIGURED and answered
+        if self.only_answers and self.failing_since is not None:
+            # It proves nothing of the cores, so a hang that is held stays; but a server that is stuck answers nothing.
+            self.failing_since = t
+            self.failures = 0
 
     def canary_ok(self, t: float) -> None:
         """A complete canary: the outage, or the time to load, starts afresh."""
@@ -133,7 +142,7 @@ class Reach:
 
     def _begin_afresh(self) -> None:
         self.failures, self._last = 0, None
-        self._is_patient = False
+        self._is_patient = self.only_answers = False
         self._held = None
 
     def limit_sec(self, settings: Settings) -> float:
@@ -142,6 +151,10 @@ class Reach:
         if not settings.unreach_sec:
             limit = max(limit, self.longest_step_sec)
         return max(limit, PATIENT_SEC) if self._is_patient else limit
+
+    def lasts_too_long(self, t: float, settings: Settings) -> bool:
+        """Whether this outage, whatever was answered in it, has lasted for longer than one may."""
+        return self.failing_since is not None and t - self.outage_since >= self.limit_sec(settings)
 
     def finding(self, t: float, settings: Settings, *, canaries_on: bool) -> Finding | None:
         """The state that holds, None when the engine answers."""
@@ -166,7 +179,8 @@ class Reach:
 
     def _outage(self, failing: float, settings: Settings, *, canaries_on: bool) -> Finding:
         outage = max(failing, self._failed_at - self.outage_since)
-        since_ok = f", {failing:.0f} s of them since the last complete canary" if outage > failing else ""
+        last_sign = "answer to a canary" if self.only_answers else "complete canary"
+        since_ok = f", {failing:.0f} s of them since the last {last_sign}" if outage > failing else ""
         limit = self.limit_sec(settings)
         usable = canaries_on and self._last is not Outcome.MISCONFIGURED
         if failing >= limit and (not usable or self.failures >= settings.active_probe_min_failures):
@@ -178,6 +192,12 @@ class Reach:
             )
         if self._held is not None:
             return self._held
+        if self.only_answers:
+            return Finding(
+                "unreach-grace",
+                f"/metrics fails ({self.failing_how}) for {outage:.0f} s and canaries are refused, but the server "
+                "answers them: not watched until one of the two is put right",
+            )
         if since_ok:
             return Finding(
                 "unreach-grace",

@@ -129,6 +129,7 @@ class Watch:
         self._last_begun = _NEVER
         self._log_hit_at = _NEVER
         self._said_stray = False
+        self._said_unwatched = False
         self._recheck_at: float | None = None
         self._out: list[Instruction] = []
         self._story: deque[StoryEntry] = deque(maxlen=_STORY_EVENTS)
@@ -328,6 +329,7 @@ class Watch:
             # The first good page after a network outage must not meet a canary that was lost in it.
             self._abandon()
         self._reach.answered()
+        self._said_unwatched = False
         self._desk.outage_due = False
         known = self._identity.identity
         if news is None and (known is None or known.source != "observed"):
@@ -521,7 +523,11 @@ class Watch:
             outcome = Outcome.MISCONFIGURED
         failed = outcome in FAILURES or outcome is Outcome.ERROR_ANSWER
         if done.purpose == "outage":
-            self._reach.canary_answered(outcome, failed=failed)
+            # Of an engine that was never armed an error answer is misconfigured, too; but its server may be in trouble.
+            self._reach.canary_answered(outcome, t, failed=failed, answered=event.answered)
+            if self._reach.only_answers and not self._said_unwatched and self._reach.lasts_too_long(t, self.settings):
+                self._said_unwatched = True
+                self._log("error", "/metrics fails and canaries are refused: the engine is not watched")
             return
         if done.purpose == "blind":
             self._blind.canary_answered(outcome, failed=failed)
@@ -802,6 +808,7 @@ class Watch:
             unreach_limit_sec=self._reach.limit_sec(self.settings),
             loading_since=reach.phase_since if reach.phase != "running" else None,
             outage_failures=reach.failures,
+            only_answers=reach.only_answers,
             blind_since=blind.since,
             blind_failures=blind.failures,
             unasked_since=reach.unasked_since,

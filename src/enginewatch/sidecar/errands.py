@@ -143,17 +143,17 @@ class Errands:
 
     async def _run_canary(self, order: StartCanary) -> None:
         begun = self._board.clock()
-        outcome, detail = await self._ask_canary(order)
+        outcome, detail, answered = await self._ask_canary(order)
         self._metrics.canary_ended(outcome, self._board.clock() - begun)
         if self._canary is not None and self._canary[0] == order.token:
             self._canary = None
-            self._report(CanaryDone(order.token, outcome, detail))
+            self._report(CanaryDone(order.token, outcome, detail, answered))
 
-    async def _ask_canary(self, order: StartCanary) -> tuple[Outcome, str]:
+    async def _ask_canary(self, order: StartCanary) -> tuple[Outcome, str, bool]:
         try:
             request = canary_request(self._board.settings, self._judge.profile or UNKNOWN, self._role)
             if request is None:
-                return Outcome.MISCONFIGURED, "canaries were switched off"
+                return Outcome.MISCONFIGURED, "canaries were switched off", False
             aim = request.aim_for(self._judge.version) if order.core is not None else None
             async with asyncio.timeout(order.deadline_sec + GRACE_SEC):
                 report = await self._client.canary(
@@ -165,13 +165,13 @@ class Errands:
                     role=self._role,
                 )
         except TimeoutError:
-            return Outcome.TIMEOUT, "its deadline was noticed too late"  # the judgement sees by how much
+            return Outcome.TIMEOUT, "its deadline was noticed too late", False  # the judgement sees by how much
         except Exception as error:
             self._faults.note("canary", error)
-            return Outcome.MISCONFIGURED, "internal error of the watcher"
+            return Outcome.MISCONFIGURED, "internal error of the watcher", False
         if order.core is not None and not report.aimed:
-            return Outcome.MISCONFIGURED, f"could not be aimed at core {order.core}"
-        return report.outcome, report.detail
+            return Outcome.MISCONFIGURED, f"could not be aimed at core {order.core}", report.answered
+        return report.outcome, report.detail, report.answered
 
     def _drop_canary(self) -> None:
         if self._canary is not None:
