@@ -145,8 +145,8 @@ def test_no_more_is_held_than_one_object_may_have() -> None:
         reader.feed(long[-1])
 
 
-def test_a_number_of_a_million_digits_costs_nothing() -> None:
-    assert read('[{"iter": 3}, {"iter": ' + "9" * 100_000 + "}]") == {ITER: 3.0}
+def test_a_number_of_very_many_digits_costs_nothing() -> None:
+    assert read('[{"iter": 3}, {"iter": ' + "9" * 50_000 + "}]") == {ITER: 3.0}
 
 
 VALUES: Any = st.recursive(

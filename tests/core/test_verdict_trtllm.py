@@ -8,6 +8,7 @@ from virtual_shell import ScriptedEngine, VirtualShell
 
 from enginewatch.core.events import Outcome
 from enginewatch.core.settings import Settings
+from enginewatch.engines.trtllm import PROFILE
 
 USUAL = Settings(warmup_sec=0)
 NO_CANARIES = Settings(warmup_sec=0, active_probe_enabled=False)
@@ -191,9 +192,9 @@ def test_statistics_that_are_always_empty_leave_it_to_canaries_and_say_how_to_ge
     assert any("enable_iter_perf_stats: true" in log.event for log in shell.logs)
 
     engine.at(1202, ScriptedEngine.hang)
-    shell.run(1500)
+    shell.run(1600)
     assert shell.state == "canary-hang"
-    assert shell.acted()[0] - 1202 <= 2 * USUAL.stall_sec + LATE_SEC
+    assert shell.acted()[0] - 1202 <= 2 * PROFILE.longest_wait_sec + LATE_SEC
 
 
 def test_statistics_that_begin_later_are_taken_up() -> None:
@@ -258,3 +259,13 @@ def test_recognised_it_is_read_as_the_operator_wants() -> None:
     known = watch(ScriptedTrtllm(), 60, kind="auto").watch.profile
     assert known is not None
     assert not known.reads_json_statistics
+
+
+@pytest.mark.parametrize("wait_sec", [45.0, 55.0])
+def test_without_a_page_a_canary_may_wait_a_minute_behind_a_queue(wait_sec: float) -> None:
+    """It comes without a page, and where it queues nothing else tells."""
+    engine = ScriptedTrtllm()
+    engine.core.canary_after = wait_sec
+    shell = watch(engine.busy().fail("http_404"), 3600)
+    assert shell.acted() == []
+    assert {outcome for _, _, outcome in shell.results} == {Outcome.OK}

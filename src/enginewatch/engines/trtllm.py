@@ -6,7 +6,8 @@ pull requests named below. No engine ran for this profile.
 
 What surprises people:
     - /metrics is not a metrics page. It is a JSON list of statistics per iteration, and READING REMOVES THEM. They are
-      never read unless the operator asks for it.
+      never read unless the operator asks for it. The reader of an empty list is kept waiting for 2 s, up to release 1.3
+      by a server that does nothing else meanwhile (its RPC waited in the event loop).
     - The Prometheus page is at /prometheus/metrics and exists only with `return_perf_metrics: true`. Everything on it
       moves when a request ends: one long request looks frozen. Before the first request ends it holds no progress
       series at all.
@@ -91,6 +92,9 @@ PROFILE = Profile(
     running=Metric(()),
     waiting=Metric(()),
     owners=("tensorrt_llm",),
+    # Without its page, which is how it comes, nothing tells a queue from a hang. Two canaries in a row are as patient
+    # then as the page would be, on which everything moves when a request ends.
+    longest_wait_sec=60.0,
     # Written just before all ranks are killed (since #15612, shut down before), and never otherwise: the first when
     # the executor's loop has not come round for hang_detection_timeout, the second when it crashed on one rank.
     log_signatures=(
@@ -116,6 +120,7 @@ PROFILE = Profile(
         "nobody else may read it)",
         how_to_get="Start trtllm-serve with enable_iter_perf_stats: true in its options file, and let nobody else read "
         "its /metrics: without it the list stays empty.",
-        cost="Whoever else reads /metrics of this engine loses what the sidecar reads, and the other way round.",
+        cost="Whoever else reads /metrics of this engine loses what the sidecar reads, and the other way round; and up "
+        "to release 1.3 all of the server waits for up to 2 s whenever an empty list is read.",
     ),
 )
