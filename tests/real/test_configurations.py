@@ -220,7 +220,7 @@ def examine(url: str, level: str, expected: Sequence[tuple[str, str]], *options:
     return found
 
 
-PAGE = ("ok", r"Metrics page: \d+ kB in ")
+PAGE = ("ok", r"Metrics page at /metrics: \d+ kB in ")
 VLLM = ("ok", r"vLLM 0\.\d+\.\d+\S*, by its metrics page\.")
 VLLM_BY_ANSWERS = ("ok", r"vLLM 0\.\d+\.\d+\S*, by its answers\.")
 CORES = ("ok", r"2 cores by label engine: 0, 1; each is judged by itself\.")
