@@ -95,6 +95,8 @@ def play(stage: scenarios.Stage, wanted: Sequence[str], *, at_once: bool, so_far
     groups = [list(wanted)] if at_once else [[name] for name in wanted if name not in waiting] + [waiting]
     with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
         for group in groups:
+            if not at_once and set(group) <= set(names.SERVED):
+                stage.engines.close()  # an idle engine takes CPU time as well
             list(pool.map(one, group))
             so_far(found)
     return found

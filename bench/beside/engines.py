@@ -53,6 +53,9 @@ class Engines(Protocol):
     def engine(self, cores: int) -> contextlib.AbstractContextManager[Engine]:
         """An engine that serves."""
 
+    def close(self) -> None:
+        """Ends what still runs; another engine may be asked for later."""
+
 
 @contextlib.contextmanager
 def decoding(engine: Engine, core: int | None = None, cores: int = 1) -> Iterator[None]:
@@ -164,6 +167,9 @@ class Lent:
         if cores != 1:
             raise NoEngineError(f"the engine lent has 1 core, {cores} were asked for")
         yield self._engine
+
+    def close(self) -> None:
+        """It is not ours to end."""
 
 
 # --- simulated ------------------------------------------------------------------------------------------------------

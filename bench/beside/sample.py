@@ -14,6 +14,8 @@ LATENCY = "/healthz latency"
 LARGE_PAGE = "page of 8 MiB"
 
 SCENARIOS = (FREEZE_LOAD, FREEZE_IDLE, COST, LATENCY, FREEZE_ONE_CORE, LOSES_A_SERIES, UNAUTHORIZED, LARGE_PAGE)
+SERVED = (LOSES_A_SERIES, UNAUTHORIZED, LARGE_PAGE)
+"""Played on served pages, without an engine."""
 SHORT = {
     FREEZE_LOAD: "load",
     FREEZE_IDLE: "idle",

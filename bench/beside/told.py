@@ -52,9 +52,8 @@ def tables(samples: Sequence[Sample], where: str) -> list[Table]:
     scenarios = [name for name in names.SCENARIOS if any(sample.scenario == name for sample in samples)]
     for scenario in scenarios:
         of_it = [sample for sample in samples if sample.scenario == scenario]
-        served = WHERE[scenario].startswith("served pages")
         columns = ("what", "program", "rounds", "min", "median", "max", "times ours")
-        title = WHERE[scenario] if served else f"{WHERE[scenario]}; {where}"
+        title = WHERE[scenario] if scenario in names.SERVED else f"{WHERE[scenario]}; {where}"
         found.append(Table(f"{scenario[0].upper()}{scenario[1:]}: {title}", columns, list(_rows(of_it, scenario))))
     judged = [name for name in scenarios if name in (*HANGS, names.UNAUTHORIZED)]
     if judged:
