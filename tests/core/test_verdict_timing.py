@@ -149,6 +149,32 @@ def test_a_page_is_asked_for_at_the_moment_at_which_only_time_is_missing() -> No
     assert watch.state == "stall-hang"
 
 
+def suspected(last_page_begun: float, last_page_read: float, samples: dict[str, float]) -> list[Rescrape]:
+    """What a page leads to that is read about when the time is up: at 30.1, proof at 0.1 + 30."""
+    watch = DirectWatch()
+    watch.page(0, vllm_page())
+    watch.canary(0.1, Outcome.OK)
+    watch.page(5, vllm_page())
+    for t in (10.0, 15.0, 20.0, 25.0):
+        watch.canary(t - 0.1, Outcome.TIMEOUT)
+        watch.page(t, vllm_page())
+    watch.canary(29.9, Outcome.TIMEOUT)
+    asked = watch.page(last_page_read, samples, begun=last_page_begun)
+    return [each for each in asked if isinstance(each, Rescrape)]
+
+
+def test_a_time_that_runs_out_while_a_page_is_read_does_not_cost_a_poll() -> None:
+    """Seen on a real vLLM: the page took 20 ms, the time was up in those, and the 503 came 39.8 s after the freeze."""
+    [asked] = suspected(30.09, 30.12, vllm_page())
+    assert asked.after_sec == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("samples", [vllm_page(), vllm_page(core="1"), {"vllm:num_requests_running": 0.0}])
+def test_a_page_begun_after_the_time_was_up_asks_for_no_other(samples: dict[str, float]) -> None:
+    """Whatever it lacks: a page that proves nothing must not be followed by another at once, and another."""
+    assert suspected(30.11, 30.12, samples) == []
+
+
 def test_with_canaries_off_polls_are_all_there_is() -> None:
     settings = Settings(warmup_sec=0, active_probe_enabled=False)
     shell = VirtualShell(ScriptedEngine(4).busy().at(62, lambda e: e.hang("2")), settings).run(200)

@@ -37,6 +37,8 @@ class Conditions:
     t: float = 0.0
     poll: int = 0
     page: int = 0
+    page_begun: float = float("-inf")
+    """When the last page was asked for, whatever was on it."""
     disaggregated: bool = False
     """The role is prefill or decode: requests deferred for a partner are not this engine's, and `peer-stall` exists."""
     canaries_on: bool = True
@@ -102,12 +104,16 @@ def judge_core(core: Core, now: Conditions) -> Finding:
 def recheck_at(core: Core, now: Conditions) -> float | None:
     """When a fresh page would complete a rule for this core, if only time is missing and not a whole poll.
 
+    Also at once: the time may have run out while the last page was being read, and that one was begun too early to
+    prove anything. One that was begun late enough and proves nothing (it lacks a leg, or the core) is followed by none,
+    or pages would follow one another without a pause.
+
     Not with canaries off: without them no core is to notice what happens to another, and the poll does as well.
     """
     if core.hang is not None or core.counter_poll == now.poll or not now.canaries_on:
         return None
     soon = now.settings.poll_interval_sec
-    ready = [at for at in _hung_from(core, now) if 0 < at - now.t < soon]
+    ready = [max(at, now.t) for at in _hung_from(core, now) if now.page_begun < at < now.t + soon]
     return min(ready) + _A_LITTLE_LATER_SEC if ready else None
 
 

@@ -667,6 +667,7 @@ class Watch:
             t,
             self._polls,
             self._ledger.page,
+            self._last_begun,
             disaggregated=self.role != "agg",
             canaries_on=self._request is not None,
             aimable=len(self._ledger.cores) <= 1 or self._can_aim,
