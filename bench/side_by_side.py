@@ -154,7 +154,7 @@ class Comparison:
                     *self.about,
                 )
             ),
-            "\n",
+            "",
             Table("", ("program", "command"), [(each.name, f"`{_short(each)}`") for each in self.programs]).markdown(),
             f"\n{self.limits()}",
         ]
@@ -187,7 +187,7 @@ class Comparison:
 def _short(program: Program) -> str:
     """The command without this machine's directories."""
     words = [word.replace(f"{run.ROOT}/", "") for word in program.command]
-    return shlex.join(["python", *words[1:]] if words[0] == sys.executable else words)
+    return shlex.join(["python", *words[1:]] if program.command[0] == sys.executable else words)
 
 
 def _bounds(figures: Sequence[Figure]) -> Table:
