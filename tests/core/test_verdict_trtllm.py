@@ -166,6 +166,13 @@ def test_a_front_end_that_outlives_its_executor_is_restarted(by_json: bool) -> N
     assert limit - 10 <= hung_after(watch(engine, 900)) <= limit + LATE_SEC
 
 
+@pytest.mark.parametrize(("failure", "limit"), [("timeout", USUAL.unreach_after_sec), ("http_500", 300.0)])
+def test_so_is_one_that_does_not_give_its_statistics_any_more(failure: str, limit: float) -> None:
+    engine = ScriptedTrtllm(by_json=True).at(10, lambda e: e.busy())
+    engine.at(HUNG_AT, lambda e: e.hang().answer(Outcome.ERROR_ANSWER).fail(failure))
+    assert limit <= hung_after(watch(engine, 900), "unreach-hang") <= limit + LATE_SEC
+
+
 def test_an_executor_that_was_dead_before_the_sidecar_came_is_not_seen() -> None:
     """A known limit of every engine: an error counts only once a canary has succeeded."""
     engine = ScriptedTrtllm()
