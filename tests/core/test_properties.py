@@ -313,6 +313,51 @@ def test_a_hang_is_declared_however_the_pages_flap(
     assert shell.watch.verdict.acting, (shell.watch.verdict, shell.states)
 
 
+# --- pages that flicker for ever ------------------------------------------------------------------------------------
+
+NO_PAGE = ("timeout", "reset", "http_503")
+FLICKER = st.one_of(
+    # Not both: a refusal and then an answer that is no page are another process, as far as anybody can tell.
+    st.lists(st.sampled_from(["good", "legless", "gauge", "http_404", "malformed", *NO_PAGE]), max_size=7),
+    st.lists(st.sampled_from(["good", "legless", "gauge", "refused", *NO_PAGE]), max_size=7),
+).map(lambda polls: ["good", *polls])
+"""What becomes of the polls, over and over; "gauge": the KV usage is one of three values in turn."""
+
+
+def flicker(engine: ScriptedEngine, polls: list[str], *, since: float, poll: float, until: float) -> None:
+    def begin(number: int, engine: ScriptedEngine) -> None:
+        kind = polls[number % len(polls)]
+        engine.failure = None if kind in ("good", "legless", "gauge") else kind
+        engine.hide = lambda series: kind == "legless" and series.startswith("vllm:")
+        if kind == "gauge":
+            engine.cores["0"].kv = 0.1 + 0.1 * (number % 3)
+
+    for number in range(int((until - since) / poll)):
+        engine.at(since + (number - 0.2) * poll, partial(begin, number))
+
+
+@slow
+@given(FLICKER, st.sampled_from(["busy", "idle"]))
+def test_a_hang_is_declared_however_the_pages_flicker_for_ever(polls: list[str], before: str) -> None:
+    engine = ScriptedEngine()
+    live(engine, "0", [Segment(before, 60)])
+    flicker(engine, polls, since=60, poll=5.0, until=1200)
+    shell = VirtualShell(engine.at(60.5, ScriptedEngine.hang)).run(1200)
+    assert shell.acted(), shell.states[-8:]
+
+
+@slow
+@given(FLICKER, st.sampled_from(["busy", "idle", "locked out", "saturated"]), st.booleans(), st.booleans())
+def test_and_none_where_there_is_none(polls: list[str], how: str, named: bool, canaries: bool) -> None:
+    engine = ScriptedEngine(start_time=1000.0 if named else None)
+    live(engine, "0", [Segment(how, 60)])
+    # Without a usable canary an outage is told from a hang by its length.
+    kinds = [kind if canaries and how in ("busy", "idle") else "good" if kind in NO_PAGE else kind for kind in polls]
+    flicker(engine, kinds, since=60, poll=5.0, until=900)
+    shell = VirtualShell(engine, Settings(warmup_sec=0, active_probe_enabled=canaries)).run(900)
+    assert shell.acted() == [], (shell.timeline[-3:], shell.states[-8:])
+
+
 # --- no missed hang -------------------------------------------------------------------------------------------------
 
 

@@ -540,8 +540,9 @@ class Watch:
             return
         if failed:
             core.run.failed(done.begun, t, outcome)
-            if done.purpose == "core" and core.hang is None and self._reach.phase == "running":
-                # What we know of the core is older than this failure: look again before judging.
+            if core.hang is None and self._reach.phase == "running":
+                # What we know of the core is older than this failure: look again before judging. After a patient canary
+                # as well: legs may be back on the page that was begun a moment before.
                 self._recheck(t, t)
         else:
             core.run.neither(outcome)
