@@ -144,8 +144,8 @@ def test_by_default_an_unanswered_page_is_given_as_long_as_a_batch_may_take(star
     with watch(server, tmp_path, unreach_sec=0) as sidecar:
         sidecar.wait(lambda sample: sample.state in ("stall-active-ok", "growing"), 30, "proven alive")
         with server.stopped():
-            grace = sidecar.wait(lambda sample: sample.state == "unreach-grace", 30, "out of reach")
-            assert "of 120 s" in grace.body
+            grace = sidecar.wait(lambda sample: "of 120 s" in sample.body, 30, "out of reach, and given time")
+            assert grace.state == "unreach-grace"
             time.sleep(UNREACH_SEC + 2 * POLL_SEC)
             assert statuses(sidecar.since(grace.at)) == {200}, sidecar.told()
 
@@ -208,10 +208,10 @@ def test_a_sleeping_server_is_left_asleep(start: Start, tmp_path: Path) -> None:
 def test_without_its_page_canaries_decide(start: Start, tmp_path: Path) -> None:
     server = start("--parallel", str(SLOTS))
     with watch(server, tmp_path) as sidecar:
-        found = sidecar.wait(lambda sample: sample.state == "no-legs", 30, "without legs")
+        # The body and the state of a sample are asked for one after the other.
+        sidecar.wait(lambda sample: sample.state == "no-legs" and "501" in sample.body, 30, "without a page")
         begun = time.time()
         time.sleep(STALL_SEC + 3 * POLL_SEC)
-        assert "501" in found.body
         assert statuses(sidecar.since(begun)) == {200}, sidecar.told()
         described = [event for event in sidecar.history() if event["kind"] == "described"]
         assert described[-1]["engine"] == "llamacpp", "known by its answers"
