@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from direct_watch import DirectWatch, kinds, vllm_page
@@ -173,6 +174,30 @@ def test_a_time_that_runs_out_while_a_page_is_read_does_not_cost_a_poll() -> Non
 def test_a_page_begun_after_the_time_was_up_asks_for_no_other(samples: dict[str, float]) -> None:
     """Whatever it lacks: a page that proves nothing must not be followed by another at once, and another."""
     assert suspected(30.11, 30.12, samples) == []
+
+
+def slow_pages(tokens: Callable[[float], float], until: float) -> DirectWatch:
+    """Pages that take as long as the canaries, and of which none begins between the end of one canary and the next."""
+    watch = DirectWatch(FAST)
+    watch.page(0, vllm_page(tokens(0)))
+    watch.canary(0.1, Outcome.OK)
+    watch.page(1, vllm_page(tokens(0)))
+    answered = 1
+    for begun in itertools.takewhile(lambda t: t < until, itertools.count(2.0, 2.0)):
+        if len(watch.canaries) > answered:
+            answered = len(watch.canaries)
+            watch.canary(begun + 1.5, Outcome.TIMEOUT)
+        watch.page(begun + 2, vllm_page(tokens(begun)), begun=begun)
+    return watch
+
+
+def test_a_page_that_takes_as_long_as_a_canary_still_confirms_a_hang() -> None:
+    """TensorRT-LLM's statistics wait for news for two seconds: each page was begun before the last canary failed."""
+    assert slow_pages(lambda t: 100.0, until=20).state == "stall-hang"
+
+
+def test_a_slow_page_on_which_something_moves_does_not() -> None:
+    assert not slow_pages(lambda t: 100.0 + t, until=20).watch.verdict.hung
 
 
 def test_with_canaries_off_polls_are_all_there_is() -> None:

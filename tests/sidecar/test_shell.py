@@ -36,6 +36,7 @@ from enginewatch.core.events import (
     Tick,
     Verdict,
 )
+from enginewatch.engines import PROFILES
 from enginewatch.sidecar.errands import GRACE_SEC
 from enginewatch.sidecar.logtail import LogTail
 from enginewatch.sidecar.signatures import Signatures
@@ -302,6 +303,18 @@ async def test_a_recheck_asked_for_while_one_is_under_way_follows_it() -> None:
     async with House(FakeJudge(script), FakeClient(on_scrape=takes(1, {}))) as house:
         await asyncio.sleep(4)
     assert house.judge.times_of(Scraped) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("in_turn", "begun"), [(False, [0, 2.5]), (True, [0, 5])])
+async def test_a_list_that_reading_empties_has_not_begun_while_it_waits_its_turn(
+    *, in_turn: bool, begun: list[float]
+) -> None:
+    """It would pass for a page of the time before, on which a canary that failed meanwhile cannot be confirmed."""
+    profile = PROFILES["trtllm"].on_json_statistics() if in_turn else PROFILES["vllm"]
+    judge = FakeJudge(once(Tick, Rescrape(2.5)), profile=profile)
+    async with House(judge, FakeClient(on_scrape=takes(5, {}))) as house:
+        await asyncio.sleep(10.5)
+    assert [event.started_at for event in house.judge.heard(Scraped)][:2] == begun
 
 
 async def test_flags_are_read_beside_the_loop() -> None:

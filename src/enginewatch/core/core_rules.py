@@ -73,7 +73,9 @@ def judge_core(core: Core, now: Conditions) -> Finding:
     threshold = core.stall_after_sec(now.settings.stall_sec)
     if (
         core.hang == "stall-hang"
-        or _seen_frozen(core, _hung_by_canaries_from(core, now), run.last_ended)
+        or _seen_frozen(
+            core, _hung_by_canaries_from(core, now), core.run.enough_since(now.settings.active_probe_min_failures)
+        )
         or _seen_frozen(core, _hung_passively_from(core, now))
     ):
         core.hang = "stall-hang"
@@ -136,7 +138,7 @@ def log_speaks(core: Core, now: Conditions) -> bool:
 
 # A rule says when its time is up; None when more than time is missing. A page begun after that is the proof: between
 # two polls the time may run out on an engine that has long gone on. It must carry all of the core's legs, since the one
-# that moves may be the one that is missing; the page begun after the last failed canary may be another, with fewer.
+# that moves may be the one that is missing; the page begun after enough canaries had failed may be another, with fewer.
 
 
 def _hung_from(core: Core, now: Conditions) -> list[float]:

@@ -79,11 +79,17 @@ class QueueState:
         self.stuck_since: float | None = None
 
 
+_ENDS_KEPT: Final = 16
+"""Of so many failures in a row it is remembered when each ended. Nobody demands more."""
+
+
 class CanaryRun:
     """Consecutive failed canaries since the last proof of life."""
 
     __slots__ = (
+        "_confirmed_at",
         "_doubted",
+        "_ended",
         "failures",
         "first_begun",
         "last_ended",
@@ -98,7 +104,8 @@ class CanaryRun:
     def clear(self) -> None:
         """A proof of life: nothing that failed before it counts."""
         self.failures = 0
-        self.first_begun = self.last_ended = float("-inf")
+        self.first_begun = self.last_ended = self._confirmed_at = float("-inf")
+        self._ended: list[float] = []
         self.last_outcome: Outcome | None = None
         """What the last canary of this freeze was; None when none was answered."""
         self.last_failed = False
@@ -112,10 +119,22 @@ class CanaryRun:
             self.first_begun = begun
         if self.unconfirmed_since is not None and begun >= self.unconfirmed_since:
             self.unconfirmed_since = None
+            self._confirmed_at = ended
         self.failures += 1
+        if len(self._ended) < _ENDS_KEPT:
+            self._ended.append(ended)
         self.last_ended = ended
         self.last_outcome = outcome
         self.last_failed = True
+
+    def enough_since(self, failures: int) -> float:
+        """When there were that many failures, and confirmed ones where it was in doubt whose they are.
+
+        A page begun after that may show that they were right. Were the page to follow the last of all failures, one
+        that takes as long as a canary would always be too early.
+        """
+        counted = self._ended[failures - 1] if 0 < failures <= len(self._ended) else self.last_ended
+        return max(counted, self._confirmed_at)
 
     def doubt(self, since: float) -> None:
         """Perhaps another process answers since then. Once in a run: refusals now and then are no clean slate."""

@@ -12,6 +12,7 @@ What keeps it going:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from enginewatch.client.target import ScrapeFailure
 from enginewatch.core.events import (
@@ -93,6 +94,7 @@ class Shell:
         self._fixed_signatures = fixed_signatures
         self._log_problem: str | None = None
         self._log_skips = False
+        self._turn = asyncio.Lock()
         self._errands = Errands(
             judge=judge,
             client=client,
@@ -172,7 +174,14 @@ class Shell:
     async def _scrape(self, *, recheck: bool) -> bool:
         """Scrapes once and hands the result over; whether it reached the judgement."""
         clock, timeout_sec = self._board.clock, self._board.settings.metrics_timeout_sec
-        begun = clock()
+        profile = self._judge.profile
+        # Answers of which each is read only once come one after the other; one that is waited for has not begun.
+        in_turn = self._turn if profile is not None and profile.reads_json_statistics else contextlib.nullcontext()
+        async with in_turn:
+            return await self._scrape_now(clock(), timeout_sec, recheck=recheck)
+
+    async def _scrape_now(self, begun: float, timeout_sec: float, *, recheck: bool) -> bool:
+        clock = self._board.clock
         try:
             async with asyncio.timeout(timeout_sec + GRACE_SEC):
                 result = await self._client.scrape(
