@@ -190,7 +190,7 @@ def test_no_hang_verdict_without_the_evidence_the_rule_demands(how: Settings, li
         by_canaries = (
             len(failures) >= how.active_probe_min_failures
             and t - failures[0][1] >= how.stall_sec - how.poll_interval_sec - NOISE
-            and page_begun >= failures[-1][0]
+            and page_begun >= failures[how.active_probe_min_failures - 1][0]
         )
         usable = how.active_probe_enabled and not (since and since[-1][2] not in FAILED)
         busy = pages[-1].samples[f'vllm:num_requests_running{{engine="{core}",model_name="m"}}'] > 0
