@@ -15,6 +15,7 @@ from enginewatch.client.credentials import Unusable, read_key
 from enginewatch.client.exchange import Question, Trouble
 from enginewatch.client.target import EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Outcome
+from enginewatch.core.exposition import parse_series
 from enginewatch.engines.profile import AnswerFormat, CanaryRequest
 from enginewatch.engines.vllm import PROFILE as VLLM
 
@@ -75,6 +76,29 @@ async def test_an_echoed_key_is_taken_out_of_series_and_versions(serve: Serve, t
     (tmp_path / "key").write_text("rotated-and-new")
     told = await client.describe()
     assert (told.version, told.model) == ("<API key>", "a <API key>"), "the key before the last rotation as well"
+
+
+@pytest.mark.parametrize(
+    ("key", "line", "series"),
+    [
+        ("abcdef0123456789", 'vllm:num_requests{abcdef0123456789="x"}', 'vllm:num_requests{"<API key>"="x"}'),
+        ("a.key/beyond", '# TYPE\n{"vllm:num_requests","a.key/beyond"="x"}', 'vllm:num_requests{"<API key>"="x"}'),
+        ("requests", "vllm:num_requests", "vllm:num_requests"),
+        ("requests", 'vllm:num_requests{who="requests"}', 'vllm:num_requests{who="<API key>"}'),
+        ('="x",who=', 'vllm:num_requests{engine="x",who="y"}', 'vllm:num_requests{engine="x",who="y"}'),
+    ],
+)
+async def test_what_is_left_of_a_series_is_the_text_of_one(
+    serve: Serve, tmp_path: Path, key: str, line: str, series: str
+) -> None:
+    # The judgement reads it, and a text that is none would have broken every poll.
+    (tmp_path / "key").write_text(key)
+    client = EngineClient(
+        Target.parse(await serve(answering(response(f"{line} 1\n"))), api_key_file=str(tmp_path / "key"))
+    )
+    page = await client.scrape(frozenset({"vllm:num_requests"}), timeout_sec=5, profile=VLLM)
+    assert page == {series: 1.0}
+    assert parse_series(series)
 
 
 async def test_a_key_too_short_to_be_a_secret_garbles_nothing(serve: Serve, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from enginewatch.client.exchange import Fault, Feed, Head, Line, Question, Trouble
-from enginewatch.core.exposition import NotMetrics
+from enginewatch.core.exposition import NotMetrics, canonical_series, parse_series
 
 _HEADERS = {"Accept": "text/plain;version=0.0.4, */*;q=0.1"}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -116,9 +116,18 @@ async def read_page(line: Line, path: str, reader: Reader, *, until: float, mark
 
 
 def _redacted(line: Line, samples: dict[str, float]) -> dict[str, float]:
-    """The samples, their label values without the API key; the same dict where it holds none."""
-    clean = {line.redacted(series): value for series, value in samples.items()}
+    """The samples, their labels without the API key; the same dict where they hold none."""
+    clean = {_redacted_series(line, series): value for series, value in samples.items()}
     return samples if clean.keys() == samples.keys() else clean
+
+
+def _redacted_series(line: Line, series: str) -> str:
+    if line.redacted(series) == series:
+        return series
+    # Label by label, so that it stays the text of a series wherever the key stands. The name is one of those that were
+    # asked for, and no echo, even where a key is a part of it.
+    name, labels = parse_series(series)
+    return canonical_series(name, {line.redacted(label): line.redacted(value) for label, value in labels.items()})
 
 
 def no_page(trouble: Trouble, *, duration_sec: float) -> Page:
