@@ -86,6 +86,20 @@ async def test_a_list_behind_a_front_that_hides_who_it_is_is_read_once(serve: Se
     assert server.paths().count("/metrics") == 1
 
 
+@pytest.mark.parametrize("profile", [None, UNKNOWN, VLLM], ids=["auto", "unknown", "known"])
+async def test_a_list_from_an_engine_that_says_it_is_another_does_not_blind(
+    serve: Serve, profile: Profile | None
+) -> None:
+    # A proxy answered for it, once. It was not read any more until somebody refused a connection.
+    server = Recorder({"/v1/models": models("vllm"), "/metrics": LIST})
+    client = client_of(await serve(server))
+    assert isinstance(await scrape(client, profile), ScrapeFailure)
+    server.answers["/metrics"] = PAGE
+    assert await scrape(client, profile) == {"a_total": 1.0}
+    server.answers["/v1/models"] = models(None)
+    assert await scrape(client, profile) == {"a_total": 1.0}, "and it is not asked again"
+
+
 async def test_that_an_engine_is_gone_or_silent_is_seen_without_its_page(serve: Serve, unused_url: str) -> None:
     server = Recorder({"/v1/models": models("tensorrt_llm"), "/metrics": LIST})
     client = client_of(await serve(server))

@@ -8,7 +8,8 @@ Rules, for a page on a path that some engine empties (`engines.CONSUMED_PATHS`):
       and touches nothing. Any answer but that of such an engine lets the page be read from then on.
     - Without an answer within `LOOK_SEC` the page is read after all: a server that answers nothing else is still one
       that can be watched.
-    - A JSON list on that path, whoever sent it, is never read again.
+    - A JSON list on that path, whoever sent it, is not read again, unless the engine says that it is another one: then
+      it was no statistics, but perhaps a proxy that answered for it, and to be blind for ever would be worse.
     - Instead of the page /v1/models is asked at each poll, so that an engine that is gone is still noticed.
     - Nobody listening means that another process may come: then nothing is known.
 """
@@ -64,6 +65,8 @@ class ConsumedPages:
         statistics = found.json_statistics if found is not None else None
         if statistics is not None and statistics.path == path:
             self._is_consumed = True
+        elif found is not None and found.kind != UNKNOWN.kind:
+            self._is_consumed = False
         if not self._is_consumed:
             self._is_harmless = head.status < 500
             return None
