@@ -97,8 +97,11 @@ def test_and_no_more_than_that() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FROZEN, Outcome.REFUSED, Outcome.ERROR_ANSWER])
-def test_no_answer_a_broken_one_nobody_there_and_an_error_all_count_as_failed(outcome: Outcome) -> None:
-    engine = ScriptedEngine().busy().at(62, ScriptedEngine.hang).at(62, lambda e: e.answer(outcome))
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_no_answer_a_broken_one_nobody_there_and_an_error_all_count_as_failed(outcome: Outcome, is_busy: bool) -> None:
+    """Idle it is the sharper test: without a failed canary a busy core would be hung all the same."""
+    engine = ScriptedEngine().busy() if is_busy else ScriptedEngine()
+    engine.at(62, ScriptedEngine.hang).at(62, lambda e: e.answer(outcome))
     assert VirtualShell(engine).run(180).state == "stall-hang"
 
 
