@@ -24,7 +24,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 1
 
-SUMMARY = """Liveness and identity for LLM inference engines (vLLM, SGLang, TensorRT-LLM).
+SUMMARY = """Liveness and identity for LLM inference engines (vLLM, SGLang, TensorRT-LLM, llama.cpp).
 
 Is this engine hung, and is it still the process I was talking to?
 """

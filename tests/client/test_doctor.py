@@ -151,6 +151,17 @@ async def test_a_real_sglang_page_tells_engine_and_role(serve: Serve) -> None:
     assert "LOG_FILE" in said(found, "ok")
 
 
+@pytest.mark.parametrize(("role", "is_wrong"), [("agg", True), ("prefill", True), ("decode", False), (None, False)])
+async def test_a_role_that_the_engine_contradicts_is_told(serve: Serve, role: Role | None, is_wrong: bool) -> None:
+    answers = {
+        "/metrics": response((DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()),
+        "/server_info": response('{"version": "0.5.23", "disaggregation_mode": "decode"}'),
+    }
+    found = await examine(await serve(Recorder(answers)), role=role)
+    assert found.role_told == "decode"
+    assert ("Set ENGINE_ROLE=decode" in said(found, "warning")) == is_wrong
+
+
 # --- engines that are not -------------------------------------------------------------------------------------------
 
 
@@ -379,6 +390,18 @@ async def test_a_redirected_page_names_the_path_to_set(serve: Serve) -> None:
 async def test_an_engine_given_as_another_one_is_told(serve: Serve) -> None:
     found = await examine(await serve(FakeEngine()), kind="sglang")
     assert "ENGINE_KIND=vllm" in said(found, "warning")
+    assert "--enable-metrics" not in said(found), "it has its page: what SGLang would need is no remedy"
+    assert (found.level, found.exit_code) == ("warning", 1)
+
+
+async def test_a_hang_of_an_engine_given_as_another_one_is_critical_all_the_same(serve: Serve) -> None:
+    engine = FakeEngine()
+    page = (DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()
+    engine.page = lambda: response(page)
+    engine.hung = {"0"}
+    found = await examine(await serve(engine), kind="vllm", settings=HASTY)
+    assert "ENGINE_KIND=sglang" in said(found, "warning")
+    assert found.level == "critical"
 
 
 async def test_an_unreadable_key_file_is_told(serve: Serve, tmp_path: Path) -> None:
@@ -503,7 +526,7 @@ class FakeTrtllm(FakeEngine):
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         before = len(self.canaries)
         await super().__call__(reader, writer)
-        if len(self.canaries) > before:
+        if len(self.canaries) > before and b" 200 " in self.canary_answer:
             self._turn(self.finished + 1)
 
 
@@ -521,6 +544,7 @@ async def test_its_page_is_found_and_what_its_grain_means_is_said(serve: Serve, 
     assert "only when a request ends" in said(found, "warning")
     assert "after 120 s at the earliest" in said(found, "warning")
     assert "TRTLLM_JSON_STATS=1" in said(found)
+    assert "only where the page is switched off" in said(found)
     assert "loses what the sidecar reads" in said(found)
     assert "nothing makes it" in said(found), "there is no remedy for its identity"
     assert engine.reads == 0
@@ -534,12 +558,24 @@ async def test_before_its_first_request_the_canary_brings_the_legs(serve: Serve)
     assert "no leg moved" not in said(found)
 
 
+async def test_a_page_that_has_no_legs_yet_is_not_called_switched_off(serve: Serve) -> None:
+    """The canary of the wrong role is refused, and so brings no legs."""
+    engine = FakeTrtllm()
+    engine.canary_answer = response("", status="400 Bad Request")
+    found = await examine(await serve(engine))
+    assert found.page.failure is None
+    assert "with the first request that ends" in said(found, "warning")
+    assert "return_perf_metrics: true" not in said(found)
+
+
 async def test_without_a_page_it_is_said_how_to_get_one_and_that_there_is_no_identity(serve: Serve) -> None:
     engine = FakeTrtllm(has_page=False)
     found = await examine(await serve(engine))
     assert (found.page.path, found.page.failure, found.identity) == ("/prometheus/metrics", "http_404", None)
     assert "return_perf_metrics: true" in said(found, "warning")
     assert "No identity" in said(found, "warning")
+    assert "enable_iter_perf_stats: true" in said(found, "ok"), "what its statistics want, before anybody tries them"
+    assert "as long as this page is not switched on" in said(found, "ok")
     assert found.canary is not None
     assert found.canary.outcome == "ok"
     assert engine.reads == 0, "not even to look what it is"

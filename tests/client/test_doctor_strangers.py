@@ -39,6 +39,10 @@ def warnings(found: Diagnosis) -> str:
     return "\n".join(f"{finding.what} {finding.fix}" for finding in found.findings if finding.level == "warning")
 
 
+def text(found: Diagnosis) -> str:
+    return "\n".join(f"{finding.what} {finding.fix}" for finding in found.findings)
+
+
 @pytest.mark.parametrize(
     ("page", "owner", "title", "advice"),
     [
@@ -57,6 +61,7 @@ async def test_an_engine_known_by_name_is_named_with_its_canary(
     assert advice in warnings(found)
     assert found.canary is not None
     assert found.canary.outcome == "ok"
+    assert "--api-server-count" not in text(found), "that is vLLM's"
 
 
 async def test_one_that_completes_nothing_is_told_the_canary_to_set(serve: Serve) -> None:
@@ -126,3 +131,12 @@ async def test_llamacpp_asleep_gets_no_canary_that_would_wake_it(serve: Serve) -
     found = await examine(serve, LLAMACPP | {"/props": asleep})
     assert found.pause == "sleeping"
     assert found.canary is None
+
+
+async def test_a_server_without_completions_is_told_to_give_a_request_and_is_not_called_broken(serve: Serve) -> None:
+    page = (DATA / "llamacpp-0c1e57098-idle-after.prom").read_text()
+    answers = {"/metrics": response(page), "/v1/models": models("llamacpp"), "/v1/completions": NOT_SUPPORTED}
+    found = await examine(serve, answers)
+    assert (found.exit_code, found.level) == (1, "warning"), text(found)
+    assert "HTTP 501" in warnings(found)
+    assert "active_probe_path" in warnings(found)

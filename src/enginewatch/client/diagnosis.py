@@ -99,6 +99,7 @@ class Diagnosis:
         engine_from: what told the kind: the operator, the page, other answers of the engine's, or nothing.
         page_of: kind of the engine whose series stand on the page.
         role: the worker's role; `role_from` says what told it.
+        role_told: the role that the engine says it has; None where it does not say.
         core_label: the label that names cores on this engine's page.
         can_aim: whether a sidecar can aim canaries at a core on this version.
         canary: the one that was not aimed at a core, the worst of several where there are several cores; None where
@@ -127,6 +128,7 @@ class Diagnosis:
     identity: FoundIdentity | None
     log_signatures: tuple[str, ...]
     key_problem: str | None
+    role_told: Role | None = None
     unanswered: str | None = None
     could_be: str | None = None
     findings: tuple[Finding, ...] = ()

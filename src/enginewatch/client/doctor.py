@@ -7,7 +7,7 @@ pages are read by the ledger that the sidecar judges with; what doctor shows is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
@@ -109,7 +109,8 @@ class _Examination:
             page = await self._read(profile)
             on_page = recognise(_names(page)) or on_page
         samples = page.result if isinstance(page.result, dict) else {}
-        role, role_from = self._role(samples, said)
+        told = said.role or role_on_page(samples)
+        role, role_from = self._role(told)
         ledger = Ledger(profile)
         first = ledger.take(samples, self._clock(), self._clock(), 1, recheck=False)
         found = Diagnosis(
@@ -122,6 +123,7 @@ class _Examination:
             model=said.model,
             role=role,
             role_from=role_from,
+            role_told=told,
             page=_found_page(page, self._path(profile)),
             core_label=profile.core_label,
             can_aim=self._can_aim(profile, role, said.version),
@@ -203,12 +205,9 @@ class _Examination:
             return PROFILES.get(said.kind, UNKNOWN), "answers"
         return UNKNOWN, "nothing"
 
-    def _role(
-        self, samples: Mapping[str, float], said: Description
-    ) -> tuple[Role, Literal["given", "engine", "default"]]:
+    def _role(self, told: Role | None) -> tuple[Role, Literal["given", "engine", "default"]]:
         if self._given_role is not None:
             return self._given_role, "given"
-        told = said.role or role_on_page(samples)
         return (told, "engine") if told is not None else ("agg", "default")
 
     def _aim(self, profile: Profile, found: Diagnosis) -> Aim | None:

@@ -21,8 +21,16 @@ _KEY_FIX = "Put the key into a file and name it in ENGINE_API_KEY_FILE."
 
 def findings_of(found: Diagnosis, profile: Profile, settings: Settings) -> tuple[Finding, ...]:
     """All findings about what was found, for an engine of that profile and the settings a sidecar would run with."""
+    if _is_another_engines(found):
+        # Asked as another engine, it cannot be said what is missing: only a hang is worth saying beside that.
+        hung = [finding for finding in _canaries(found, profile, settings) if finding.level == "critical"]
+        return (*_page(found, profile, settings), *_engine(found, profile, settings), *hung)
     parts = (_page, _engine, _core_answers, _role, _legs, _statistics, _cores, _canaries, _pause, _identity, _log)
     return tuple(finding for part in parts for finding in part(found, profile, settings))
+
+
+def _is_another_engines(found: Diagnosis) -> bool:
+    return found.page_of not in (None, found.engine)
 
 
 def _page(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
@@ -111,11 +119,11 @@ def _page_elsewhere(detail: str) -> str:
 def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
     if not found.page.asked or found.page.failure == "refused":
         return
-    if found.page_of not in (None, found.engine):
+    if _is_another_engines(found):
         yield Finding(
             "warning",
             f"The engine was given as {found.engine}, but the metrics page is that of {found.page_of}.",
-            f"Set ENGINE_KIND={found.page_of}, or leave it out.",
+            f"Set ENGINE_KIND={found.page_of}, or leave it out, and look again.",
         )
     elif found.could_be is not None:
         yield Finding(
@@ -150,7 +158,14 @@ def _core_answers(found: Diagnosis, profile: Profile, settings: Settings) -> Ite
 
 
 def _role(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
-    if found.role_from == "engine" and found.role != "agg":
+    if found.role_told is not None and found.role_told != found.role:
+        yield Finding(
+            "warning",
+            f"The role was given as {found.role}, but the engine says that it is {found.role_told}.",
+            f"Set ENGINE_ROLE={found.role_told}: the canary of another role may wait for a partner that never comes, "
+            "which reads as a hang.",
+        )
+    elif found.role_from == "engine" and found.role != "agg":
         yield Finding("ok", f"Role {found.role}, as the engine says.", f"Set ENGINE_ROLE={found.role} for its sidecar.")
 
 
@@ -161,7 +176,7 @@ def _legs(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Fi
         yield Finding(
             "warning",
             "The page has no progress legs: nothing on it tells work from a hang, the canary alone decides.",
-            profile.how_to_get_metrics,
+            profile.how_to_get_legs or profile.how_to_get_metrics,
         )
         return
     step = {leg.name for leg in profile.legs if leg.grain is Grain.STEP and leg.kind is LegKind.COUNTER}
@@ -193,8 +208,8 @@ def _statistics(found: Diagnosis, profile: Profile, settings: Settings) -> Itera
         yield Finding(
             "ok",
             f"Its statistics per iteration at {statistics.path} (JSON) were not read: reading removes them.",
-            "They move during a long request too. With TRTLLM_JSON_STATS=1 the sidecar reads them in place of the "
-            f"page. {statistics.cost}",
+            f"With TRTLLM_JSON_STATS=1 the sidecar reads them in place of the page. {_what_they_want(found, profile)} "
+            f"{statistics.how_to_get} {statistics.cost}",
         )
         return
     yield Finding("warning", f"What was read at {statistics.path} is gone.", statistics.cost)
@@ -205,6 +220,14 @@ def _statistics(found: Diagnosis, profile: Profile, settings: Settings) -> Itera
             "a request ends.",
             "Choose one: start it without return_perf_metrics, or leave TRTLLM_JSON_STATS out.",
         )
+
+
+def _what_they_want(found: Diagnosis, profile: Profile) -> str:
+    if profile.json_statistics is not None and found.page.path == profile.json_statistics.batched_by:
+        if found.page.failure is None:
+            return "They move during a long request too, but in newer versions only where the page is switched off."
+        return "They move during a long request too, as long as this page is not switched on."
+    return "They move during a long request too."
 
 
 def _cores(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
@@ -281,6 +304,13 @@ def _canary_finding(canary: FoundCanary, cores: tuple[FoundCore, ...], core: str
             )
         case Outcome.REFUSED:
             return Finding("critical", f"{name} failed: {canary.detail}.", "Look at the engine's log: is it exiting?")
+        case Outcome.ERROR_ANSWER if "HTTP 501" in canary.detail:
+            return Finding(
+                "warning",
+                f"{name} does not fit: {canary.detail}. Without one {_seen_without_canary(cores)}.",
+                "This server has no completions, as with embeddings: give a request that it answers in "
+                "active_probe_path and active_probe_body.",
+            )
         case Outcome.ERROR_ANSWER:
             return Finding(
                 "critical",
@@ -341,8 +371,9 @@ def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
                 "Look again when the version is told.",
             )
         case "absent":
+            where = "version" if profile.flag_endpoints else "engine"
             yield Finding(
-                "ok", "Nothing tells a pause from a hang on this version.", "Where it is paused: mode: shadow."
+                "ok", f"Nothing tells a pause from a hang on this {where}.", "Where it is paused: mode: shadow."
             )
         case "doubtful":
             yield Finding(
@@ -353,8 +384,8 @@ def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
         case "silent":
             yield Finding(
                 "ok" if _has_proof(found) else "unknown",
-                "The pause endpoints gave no answer within a second.",
-                "They need every core's answer: a busy or hung core keeps them waiting. Look again.",
+                "The pause endpoints gave no answer that tells, or none within a second.",
+                "Where they need every core's answer, a busy or hung core keeps them waiting. Look again.",
             )
 
 
@@ -375,13 +406,15 @@ def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterato
         return
     if identity.source == "process_start_time":
         yield Finding("ok", f"Identity: the process that started at {identity.started_at}.")
-    elif profile.start_time is not None:
+    elif profile.how_to_get_a_start_time:
         yield Finding(
             "warning",
             "Identity: only observed. The page has no process_start_time_seconds, as with several API servers: "
             "a restart is noticed when counters fall or nobody listens.",
-            "Start one API server (--api-server-count 1) where a router depends on the identity.",
+            profile.how_to_get_a_start_time,
         )
+    elif profile.start_time is not None:
+        yield Finding("ok", "Identity: observed. This page names no process: a restart shows when nobody listens.")
     else:
         yield Finding(
             "ok",

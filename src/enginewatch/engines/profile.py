@@ -289,7 +289,9 @@ class Profile:
     Asked once per process, under a deadline: where an engine answers this only through its core, the profile says so.
     """
     how_to_get_metrics: str = ""
-    """One sentence for `doctor`: what to change when the page has no legs."""
+    """One sentence for `doctor`: what to change when there is no page."""
+    how_to_get_legs: str = ""
+    """One sentence for `doctor`: what to do about a page that is there and has no legs; empty: `how_to_get_metrics`."""
     how_to_get_metrics_in_short: str = ""
     """The same in a few words, for the sentence that says why the page tells nothing."""
     why_no_legs: str = "the page has none of this engine's progress series"
@@ -298,6 +300,8 @@ class Profile:
     """Statistics that the engine has beside its page, to be read in its place where the operator asks for it."""
     reads_json_statistics: bool = False
     """Whether this is the profile of an engine whose JSON statistics are read; see `on_json_statistics`."""
+    how_to_get_a_start_time: str = ""
+    """One sentence for `doctor`: what to change when a page has no `start_time` that could have one."""
     how_to_tell_a_pause: str = ""
     """One sentence for `doctor`: what to change when the engine has none of its pause endpoints."""
 
@@ -334,6 +338,8 @@ class Profile:
             gauge_stale_sec=0.0,
             how_to_get_metrics=found.how_to_get,
             how_to_get_metrics_in_short="",
+            how_to_get_legs="",
+            how_to_get_a_start_time="",
             why_no_legs=found.why_empty,
             reads_json_statistics=True,
         )

@@ -107,6 +107,8 @@ PROFILE = Profile(
     version_paths=(("/version", "version"),),
     how_to_get_metrics="Start trtllm-serve with return_perf_metrics: true in its options file (--config, formerly "
     "--extra_llm_api_options): without it there is no metrics page.",
+    # Its collector makes a series when it first has a value for it.
+    how_to_get_legs="They come with the first request that ends: send one and look again.",
     how_to_get_metrics_in_short="there is one only with return_perf_metrics: true",
     why_no_legs="its page has no progress series, as before the first request has ended",
     json_statistics=JsonStatistics(
