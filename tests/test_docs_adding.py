@@ -54,8 +54,11 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     engines = copy / "enginewatch" / "engines"
     (engines / "novel.py").write_text((engines / "llamacpp.py").read_text().replace("llamacpp", "novel"))
     register = engines / "__init__.py"
-    text = register.read_text().replace("import llamacpp,", "import llamacpp, novel,")
-    register.write_text(text.replace("llamacpp.PROFILE)", "llamacpp.PROFILE, novel.PROFILE)"))
+    # Wherever the last engine stands and however the line is broken: the next one must not break this test.
+    text, imports = re.subn(r"(?<=import )(?=llamacpp,)", "novel, ", register.read_text())
+    text, lines = re.subn(r"(?<=\.PROFILE)(?=,?\s*\)\s*\})", ", novel.PROFILE", text)
+    assert (imports, lines) == (1, 1)
+    register.write_text(text)
     return os.environ | {"PYTHONPATH": str(copy)}
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from engine_tables import PAGE, PARTS, table_of, tables_on, without_tables
 
-from enginewatch.engines import PROFILES
+from enginewatch.engines import PROFILES, STRANGERS
 
 ROOT = Path(__file__).parent.parent
 TEXT = PAGE.read_text()
 NOTE = re.compile(r"\[\^([a-z0-9-]+)\](?!:)")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-SOURCE = re.compile(
-    r"[\w.-]+/[\w.-]+#\d+|source of (?:vLLM|SGLang|TensorRT-LLM|llama\.cpp|LMDeploy) (?:at [0-9a-f]{7,40}|\d[\w.]*)"
-)
+TITLES = "|".join(map(re.escape, [one.title for one in PROFILES.values()] + [one.title for one in STRANGERS]))
+SOURCE = re.compile(rf"[\w.-]+/[\w.-]+#\d+|source of (?:{TITLES}) (?:at [0-9a-f]{{7,40}}|\d[\w.]*)")
 UNTESTED_HEADINGS = ("# Engines", "## How to read this page", "## At a glance")
 """Under these the page speaks of itself."""
 
