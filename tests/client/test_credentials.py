@@ -7,6 +7,7 @@ import logging
 import os
 import traceback
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from tests.client.servers import Recorder, Serve, answering, response
@@ -99,6 +100,25 @@ async def test_what_is_left_of_a_series_is_the_text_of_one(
     page = await client.scrape(frozenset({"vllm:num_requests"}), timeout_sec=5, profile=VLLM)
     assert page == {series: 1.0}
     assert parse_series(series)
+
+
+async def test_an_echoed_key_is_taken_out_of_what_is_shown_of_an_answers_head(serve: Serve, tmp_path: Path) -> None:
+    key = "a/key+with=signs%2F"
+    (tmp_path / "key").write_text(key)
+    padding = "text/plain; " + 182 * "x"
+    server = Recorder(
+        {
+            "/metrics": response("", status="307 X", headers=f"Location: /page?k={quote(key, safe='')}\r\n"),
+            "/v1/models": response(
+                '{"data": [{"id": "m", "owned_by": "tensorrt_llm"}]}', headers=f"Content-Type: {padding}{key}\r\n"
+            ),
+        }
+    )
+    client = EngineClient(Target.parse(await serve(server), api_key_file=str(tmp_path / "key")))
+    redirected = await client.read_page(frozenset({"vllm:x"}), timeout_sec=5, profile=VLLM)
+    assert redirected.redirected_to == "/page?k=<API key>"
+    not_read = await client.read_page(frozenset({"vllm:x"}), timeout_sec=5)
+    assert not_read.content_type == f"{padding}<API key>"[:200], "not the beginning of the key either"
 
 
 async def test_a_key_too_short_to_be_a_secret_garbles_nothing(serve: Serve, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 
 from enginewatch.client.exchange import Fault, Line, Question, Trouble
 from enginewatch.client.models import MODELS_PATH, parse_json
-from enginewatch.client.scrape import Page, ScrapeFailure, no_page
+from enginewatch.client.scrape import Page, ScrapeFailure, no_page, shown_content_type
 from enginewatch.engines import CONSUMED_PATHS, UNKNOWN, recognise_answer
 from enginewatch.engines.profile import Profile
 
@@ -73,4 +73,4 @@ class ConsumedPages:
         failure = ScrapeFailure("malformed", NOT_READ)
         if head.status >= 500:
             failure = ScrapeFailure(f"http_{head.status}", f"{MODELS_PATH} answered {head.status}")
-        return Page(failure, clock() - began, 0, None, head.status, head.content_type, None)
+        return Page(failure, clock() - began, 0, None, head.status, shown_content_type(line, head), None)

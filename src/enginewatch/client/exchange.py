@@ -375,7 +375,7 @@ def _head_of(response: aiohttp.ClientResponse) -> Head:
     headers = response.headers
     return Head(
         status=response.status,
-        content_type=headers.get("Content-Type", "")[:200],
+        content_type=headers.get("Content-Type", ""),
         location=headers.get("Location"),
         sized="Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower(),
     )

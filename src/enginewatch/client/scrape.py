@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import unquote
 
 from enginewatch.client.exchange import Fault, Feed, Head, Line, Question, Trouble
 from enginewatch.core.exposition import NotMetrics, canonical_series, parse_series
 
 _HEADERS = {"Accept": "text/plain;version=0.0.4, */*;q=0.1"}
+_CONTENT_TYPE_CHARS = 200
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _WORDS = {
     Fault.SETUP: "unasked",
@@ -107,9 +109,9 @@ async def read_page(line: Line, path: str, reader: Reader, *, until: float, mark
         result=result,
         duration_sec=loop.time() - began,
         size_bytes=taker.size_bytes,
-        redirected_to=line.redacted(redirected_to) if redirected_to is not None else None,
+        redirected_to=_redacted_path(line, redirected_to) if redirected_to is not None else None,
         status=taker.head.status if taker.head else None,
-        content_type=line.redacted(taker.head.content_type) if taker.head else "",
+        content_type=shown_content_type(line, taker.head) if taker.head else "",
         fault=fault,
         is_json_list=taker.first == b"[",
     )
@@ -128,6 +130,17 @@ def _redacted_series(line: Line, series: str) -> str:
     # asked for, and no echo, even where a key is a part of it.
     name, labels = parse_series(series)
     return canonical_series(name, {line.redacted(label): line.redacted(value) for label, value in labels.items()})
+
+
+def _redacted_path(line: Line, path: str) -> str:
+    """A path for people, without the API key, however it is quoted there."""
+    plain = unquote(path)
+    return line.redacted(path if line.redacted(plain) == plain else plain)
+
+
+def shown_content_type(line: Line, head: Head) -> str:
+    """The header's value for people, without the API key; shortened only then, or a part of the key would be left."""
+    return line.redacted(head.content_type)[:_CONTENT_TYPE_CHARS]
 
 
 def no_page(trouble: Trouble, *, duration_sec: float) -> Page:
