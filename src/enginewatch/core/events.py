@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from enginewatch.core.settings import Settings
+from enginewatch.engines.profile import Role
 
 
 class Outcome(StrEnum):
@@ -95,6 +96,7 @@ class EngineDescribed:
     kind: str | None = None
     version: str | None = None
     batches_statistics: bool = False
+    role: Role | None = None
 
 
 @dataclass(frozen=True, slots=True)

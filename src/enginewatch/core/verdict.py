@@ -587,6 +587,12 @@ class Watch:
     def _on_described(self, event: EngineDescribed) -> None:
         self.version = event.version
         self._batches_statistics = event.batches_statistics
+        if event.role not in (None, self.role):
+            self._log(
+                "warning",
+                f"ENGINE_ROLE is {self.role}, but the engine says that it is {event.role}: the canary of another role "
+                "may wait for a partner that never comes, which reads as a hang",
+            )
         if event.kind in PROFILES and self._may_be_another_kind:
             self._adopt(self._as_read(PROFILES[event.kind]))
         elif self._profile is not None and self._profile.reads_json_statistics:

@@ -217,7 +217,7 @@ class Errands:
                 self._faults.note("describe", error)
             if not has_reported or said.version is not None:
                 has_reported = True
-                self._report(EngineDescribed(said.kind, said.version, said.batches_statistics))
+                self._report(EngineDescribed(said.kind, said.version, said.batches_statistics, said.role))
             if said.version is not None:
                 return
             wait = next(waits, wait)

@@ -193,7 +193,7 @@ def _plain_event(event: Event, before: Mapping[str, float], *, whole: bool = Tru
         case LogChannelChanged():
             return {"kind": "log-channel", "problem": event.problem}
         case EngineDescribed():
-            return {"kind": "described", "engine": event.kind, "version": event.version}
+            return {"kind": "described", "engine": event.kind, "version": event.version, "role": event.role}
         case SettingsChanged():
             return {"kind": "settings", "settings": public_settings(event.settings)}
         case Tick():
