@@ -145,6 +145,7 @@ async def test_a_real_sglang_page_tells_engine_and_role(serve: Serve) -> None:
     page = (DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()
     found = await examine(await serve(Recorder({"/metrics": response(page)})))
     assert (found.engine, found.engine_from) == ("sglang", "page")
+    assert (found.role, found.role_from) == ("agg", "engine")
     assert found.identity is not None
     assert found.identity.source == "observed"
     assert any(core.heartbeat for core in found.cores)
@@ -156,9 +157,10 @@ async def test_a_role_that_the_engine_contradicts_is_told(serve: Serve, role: Ro
     answers = {
         "/metrics": response((DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()),
         "/server_info": response('{"version": "0.5.23", "disaggregation_mode": "decode"}'),
+        "/v1/models": response(json.dumps({"data": [{"id": "tiny", "owned_by": "sglang"}]})),
     }
     found = await examine(await serve(Recorder(answers)), role=role)
-    assert found.role_told == "decode"
+    assert (found.role_told, found.version, found.model) == ("decode", "0.5.23", "tiny")
     assert ("Set ENGINE_ROLE=decode" in said(found, "warning")) == is_wrong
 
 
