@@ -22,6 +22,8 @@ from tests.real.engine import get
 POLL_SEC = 1.0
 STALL_SEC = 5.0
 CANARY_SEC = 2.0
+LOOKS_MOST = 10
+"""So often in a row two answers may differ because the verdict changed between them."""
 ENVIRONMENT = {
     "POLL_INTERVAL_SEC": str(POLL_SEC),
     "STALL_SEC": str(STALL_SEC),
@@ -40,7 +42,7 @@ def unix(rfc3339: str) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at /healthz and /verdict."""
+    """One look at /healthz, with the whole verdict behind it."""
 
     at: float
     """Unix seconds when the answer was there."""
@@ -173,10 +175,7 @@ class SidecarProcess:
         return [event for event in self.history() if event["kind"] == "verdict"]
 
     def told(self, begun: int = 0) -> str:
-        """The states seen, each once per run of its kind, and the canaries, for the message of a failed test.
-
-        A body and the state beside it are two answers, so at a change they may differ.
-        """
+        """The states seen, each once per run of its kind, and the canaries, for the message of a failed test."""
         lines: list[str] = []
         last = None
         for sample in self.samples[begun:]:
@@ -212,13 +211,24 @@ class SidecarProcess:
             for line in lines:
                 self.log.append(line.rstrip("\n"))
 
+    def _look(self) -> Sample:
+        """One picture of two answers: between them the verdict may change, and then both are asked for again."""
+        for _ in range(LOOKS_MOST):
+            status, answer = get(f"{self.url}/healthz")
+            body = answer.decode(errors="replace")
+            status_of_verdict, answer = get(f"{self.url}/healthz?verbose")
+            verdict = json.loads(answer)
+            if status == status_of_verdict and body.endswith(verdict["reason"]):
+                break
+        else:
+            raise AssertionError(f"/healthz and its verbose form disagree, and not for a moment: {status} {body}")
+        cores = {core["core"]: core["state"] for core in verdict["cores"]}
+        return Sample(time.time(), status, body, verdict["state"], cores)
+
     def _sample(self) -> None:
         while not self._closing.wait(0.1):
             try:
-                status, body = get(f"{self.url}/healthz")
-                verdict = self.json("/verdict")
-                cores = {core["core"]: core["state"] for core in verdict["cores"]}
-                sample = Sample(time.time(), status, body.decode(errors="replace"), verdict["state"], cores)
+                sample = self._look()
             except Exception as error:
                 # Whatever it is, it belongs into the story that a failed test tells.
                 sample = Sample(time.time(), 0, repr(error), "no answer", {})

@@ -208,7 +208,6 @@ def test_a_sleeping_server_is_left_asleep(start: Start, tmp_path: Path) -> None:
 def test_without_its_page_canaries_decide(start: Start, tmp_path: Path) -> None:
     server = start("--parallel", str(SLOTS))
     with watch(server, tmp_path) as sidecar:
-        # The body and the state of a sample are asked for one after the other.
         sidecar.wait(lambda sample: sample.state == "no-legs" and "501" in sample.body, 30, "without a page")
         begun = time.time()
         time.sleep(STALL_SEC + 3 * POLL_SEC)
