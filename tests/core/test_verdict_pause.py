@@ -92,6 +92,38 @@ def test_calls_one_after_the_other_are_believed_each_for_itself() -> None:
     assert VirtualShell(engine).run(7300).acted() == []
 
 
+def test_a_page_without_the_gauge_of_calls_does_not_start_the_half_hour_afresh() -> None:
+    engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({UPDATING: 1.0}))
+    for lacking in range(361, 6000, 300):
+        engine.at(lacking, lambda e: e.extra.clear()).at(lacking + 5, lambda e: e.extra.update({UPDATING: 1.0}))
+    assert 62 + 1800 + 30 <= VirtualShell(engine).run(4000).acted()[0] <= 62 + 1800 + 30 + 41
+
+
+def test_calls_that_follow_one_another_without_a_pause_are_no_call_that_never_came_back() -> None:
+    """Each poll meets one. The engine works meanwhile, and the last of them is a long one."""
+    engine = ScriptedEngine().busy()
+    engine.extra[UPDATING] = 1.0
+    engine.at(2500, ScriptedEngine.hang).at(2560, ScriptedEngine.resume)
+    assert VirtualShell(engine).run(2700).acted() == []
+    engine = ScriptedEngine(2).busy().at(62, lambda e: e.hang("1").extra.update({UPDATING: 1.0}))
+    assert VirtualShell(engine).run(2700).acted(), (
+        "the control: a sibling that works does not hide the one that is held"
+    )
+
+
+def test_a_gauge_that_says_asleep_for_good_on_an_engine_at_work_hides_no_hang() -> None:
+    engine = ScriptedEngine().busy()
+    engine.extra[AWAKE] = 0.0
+    shell = VirtualShell(engine.at(602, ScriptedEngine.hang)).run(800)
+    assert 602 + 25 <= shell.acted()[0] <= 602 + 41
+    assert [log.level for log in shell.logs if "its counters rise" in log.event] == ["warning"]
+
+
+def test_a_counter_that_is_late_when_it_falls_asleep_does_not_wake_it() -> None:
+    engine = ScriptedEngine().busy().at(62, lambda e: e.extra.update({AWAKE: 0.0})).at(72, ScriptedEngine.hang)
+    assert VirtualShell(engine).run(800).acted() == []
+
+
 def test_until_when_a_call_is_believed_is_said() -> None:
     engine = ScriptedEngine().busy().at(62, lambda e: e.hang().extra.update({UPDATING: 1.0}))
     shell = VirtualShell(engine).run(966)

@@ -114,6 +114,24 @@ def test_a_full_queue_and_a_wrong_request_are_no_failures(outcome: Outcome) -> N
     assert shell.state == outcome.value
 
 
+@pytest.mark.parametrize("legs", [True, False])
+@pytest.mark.parametrize("outcome", [Outcome.SATURATED, Outcome.MISCONFIGURED])
+def test_lost_canaries_and_then_refused_ones_do_not_kill_an_idle_engine(outcome: Outcome, *, legs: bool) -> None:
+    """A proxy in front of it was restarted, lost two canaries, and asks for a key or limits the rate since."""
+    engine = ScriptedEngine().at(60.5, lambda e: e.answer(Outcome.TIMEOUT if legs else Outcome.REFUSED))
+    if not legs:
+        engine.hide = lambda series: series.startswith("vllm:")
+    engine.at(76, lambda e: e.answer(outcome))
+    shell = VirtualShell(engine).run(600)
+    assert shell.acted() == []
+    assert sum(failed in (Outcome.TIMEOUT, Outcome.REFUSED) for _, _, failed in shell.results) >= 2
+    engine = ScriptedEngine().at(62, lambda e: e.hang().answer(Outcome.TIMEOUT)).at(76, lambda e: e.answer(outcome))
+    engine.at(120, lambda e: e.answer(Outcome.TIMEOUT))
+    shell = VirtualShell(engine).run(600)
+    assert shell.state == "stall-hang", "the control: one more failure makes those before it count again"
+    assert "(timeout)" in shell.watch.verdict.reason
+
+
 @pytest.mark.parametrize("outcome", [Outcome.SATURATED, Outcome.MISCONFIGURED])
 def test_an_answer_that_is_neither_does_not_break_a_run_of_failures(outcome: Outcome) -> None:
     watch = DirectWatch()

@@ -38,6 +38,7 @@ class Blindness:
         self._proof_at = float("-inf")
         self._why = ""
         self._last: Outcome | None = None
+        self._last_failure: Outcome | None = None
         self._pages = 0
         self._declared = False
         """A hang was declared, and nothing has proved life since."""
@@ -69,7 +70,9 @@ class Blindness:
     def canary_answered(self, outcome: Outcome, *, failed: bool) -> None:
         """A canary sent for want of legs ended other than ok."""
         self._last = outcome
-        self.failures += failed
+        if failed:
+            self.failures += 1
+            self._last_failure = outcome
 
     def proof(self, t: float, outcome: Outcome | None = None) -> None:
         """A complete canary, or the end of a pause."""
@@ -95,7 +98,9 @@ class Blindness:
 
     def _is_hung(self, t: float, settings: Settings) -> bool:
         enough = self.failures >= settings.active_probe_min_failures
+        if not self._declared and self._last in (Outcome.MISCONFIGURED, Outcome.SATURATED):
+            return False  # lost canaries, then refused ones: the next failure makes them count again
         return enough and t - self._proof_at >= settings.stall_sec
 
     def _failed(self) -> str:
-        return f"{self.failures} canaries in a row failed ({self._last})"
+        return f"{self.failures} canaries in a row failed ({self._last_failure})"

@@ -83,7 +83,7 @@ def judge_core(core: Core, now: Conditions) -> Finding:
     if run.last_failed:
         return Finding(
             "probe-fail-grace",
-            f"core {name}: {_canaries_failed(run.failures, run.last_outcome)}, frozen for {frozen:.0f} s of "
+            f"core {name}: {_canaries_failed(run.failures, run.last_failure)}, frozen for {frozen:.0f} s of "
             f"{threshold:g} s",
             name,
         )
@@ -153,6 +153,10 @@ def _seen_frozen(core: Core, since: float | None, failed_at: float = float("-inf
 def _hung_by_canaries_from(core: Core, now: Conditions) -> float | None:
     run, threshold = core.run, core.stall_after_sec(now.settings.stall_sec)
     if run.failures < now.settings.active_probe_min_failures or run.unconfirmed_since is not None:
+        return None
+    # Two lost canaries and then refused ones, on an engine with nothing to do: a proxy that was restarted and asks for
+    # a key now. The next failure makes the run count again.
+    if run.last_outcome is Outcome.MISCONFIGURED or (run.last_outcome is Outcome.SATURATED and not is_busy(core, now)):
         return None
     early = run.first_begun - now.settings.poll_interval_sec
     return max(core.proof_at + threshold, early + threshold)
@@ -225,7 +229,7 @@ def _grew_after_failure(core: Core) -> Finding:
 def _say_hung(core: Core, now: Conditions, frozen: float, threshold: float) -> Finding:
     run = core.run
     if run.failures >= now.settings.active_probe_min_failures:
-        witness = _canaries_failed(run.failures, run.last_outcome)
+        witness = _canaries_failed(run.failures, run.last_failure)
     else:
         said = f" (the last one: {run.last_outcome})" if run.last_outcome is not None else ""
         if is_busy(core, now):

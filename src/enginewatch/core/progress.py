@@ -94,6 +94,7 @@ class CanaryRun:
         "first_begun",
         "last_ended",
         "last_failed",
+        "last_failure",
         "last_outcome",
         "unconfirmed_since",
     )
@@ -109,6 +110,8 @@ class CanaryRun:
         self.last_outcome: Outcome | None = None
         """What the last canary of this freeze was; None when none was answered."""
         self.last_failed = False
+        self.last_failure: Outcome | None = None
+        """How the last of the failures ended."""
         self.unconfirmed_since: float | None = None
         """Set where these failures may be those of another process: until a canary fails that was begun since."""
         self._doubted = False
@@ -124,7 +127,7 @@ class CanaryRun:
         if len(self._ended) < _ENDS_KEPT:
             self._ended.append(ended)
         self.last_ended = ended
-        self.last_outcome = outcome
+        self.last_outcome = self.last_failure = outcome
         self.last_failed = True
 
     def enough_since(self, failures: int) -> float:
@@ -370,8 +373,8 @@ class PageNews:
     start_time: float | None
     resting: str | None
     """`paused` or `sleeping` by the page's own gauges."""
-    call_awaited: bool
-    """Among these gauges is one of calls that hold the engine and have not come back."""
+    call_awaited: bool | None
+    """Among these gauges is one of calls that hold the engine and have not come back; None: no such gauge there."""
 
 
 class Ledger:
@@ -477,7 +480,9 @@ class Ledger:
                 absent.append(core)
         if with_legs and absent and not recheck:
             self._retire(absent)
-        resting = [flag for flag, slot in self._resting if slot.page == page and flag.holds(slot.value)]
+        told = [(flag, flag.holds(slot.value)) for flag, slot in self._resting if slot.page == page]
+        resting = [flag for flag, holds in told if holds]
+        calls = [holds for flag, holds in told if flag.counts_calls]
         return PageNews(
             with_legs,
             fell,
@@ -485,7 +490,7 @@ class Ledger:
             moved,
             start_time=_largest(self._start_times, page),
             resting=resting[0].state if resting else None,
-            call_awaited=any(flag.counts_calls for flag in resting),
+            call_awaited=any(calls) if calls else None,
         )
 
     def start_time_of(self, samples: Mapping[str, float]) -> float | None:

@@ -6,6 +6,9 @@ Rules:
     - A call that holds the engine (vLLM: a wake, a weight update) is a rest while it is awaited, for `CALL_SEC` at
       most: from a core that hung it never comes back. After that the page says nothing until the call is over, not even
       by the gauge that says asleep until the engine is awake again.
+      A counter that moves on every core shows that it came back, whatever the gauge counts; a page that lacks the
+      gauge says nothing about it.
+    - A gauge that says asleep while counters go on rising is not believed until it has said awake.
     - A doubtful answer (SGLang: paused or not, a /health that met the pause has made the server call itself unhealthy)
       counts like a yes while the last plain answer was a yes and no counter has moved since, for `DOUBT_SEC` at most.
       It never begins a pause.
@@ -27,6 +30,8 @@ DOUBT_SEC: Final = 1800.0
 CALL_SEC: Final = 1800.0
 """How long an engine is believed to rest because of a call that is awaited. Wakes and weight updates take seconds to
 minutes."""
+ROSE_ASLEEP: Final = 3
+"""Pages with a risen counter after which a gauge that says asleep on all of them is not believed. One may be late."""
 
 
 class Rest:
@@ -40,6 +45,7 @@ class Rest:
         self.absent = False
         self.said: Flags | None = None
         """What the endpoints said last, for people; never judged by."""
+        self._rose_asleep = 0
         self.doubt_until: float | None = None
         """While the pause rests on a yes that cannot be repeated: until when it is believed."""
         self._told: str | None = None
@@ -52,16 +58,34 @@ class Rest:
         """`paused` or `sleeping` when the engine says so."""
         return self.by_page or self.by_flags
 
-    def read(self, resting: str | None, t: float, *, call_awaited: bool) -> bool:
-        """A page was read. Returns True when a call that holds the engine has just been awaited for too long."""
-        if not call_awaited:
+    def read(
+        self, resting: str | None, t: float, *, call_awaited: bool | None, rose: bool, worked_until: float
+    ) -> str | None:
+        """A page was read. Returns a sentence for the log when what it says is no longer believed.
+
+        Args:
+            resting: what the page says.
+            t: now.
+            call_awaited: whether a call that holds the engine is among it; None where the page does not tell.
+            rose: a counter is higher than on the page before.
+            worked_until: when a counter was last seen to rise on the core on which that is longest ago.
+        """
+        if call_awaited:
+            self.call_since = max(t if self.call_since is None else self.call_since, worked_until)
+        elif call_awaited is not None:
             self.call_since = None
-        elif self.call_since is None:
-            self.call_since = t
         overdue = self.call_since is not None and t - self.call_since >= CALL_SEC
-        ends = overdue and self.by_page is not None
-        self.by_page = None if overdue else resting
-        return ends
+        if resting is None:
+            self._rose_asleep = 0
+        elif rose and not call_awaited and self.by_page is not None:
+            self._rose_asleep += 1
+        works = self._rose_asleep >= ROSE_ASLEEP and not call_awaited
+        was, self.by_page = self.by_page, None if overdue or works else resting
+        if was is not None and overdue:
+            return f"a call that holds the engine has not come back for {CALL_SEC:g} s: judged again"
+        if was is not None and works:
+            return f"the page says that the engine is {resting}, and its counters rise: not believed, judged again"
+        return None
 
     @property
     def call_until(self) -> float | None:

@@ -53,7 +53,7 @@ from enginewatch.core.identity import Change, Identity, IdentityTracker
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
 from enginewatch.core.reach import Reach, is_an_answer, is_unasked
 from enginewatch.core.request import canary_request
-from enginewatch.core.rest import CALL_SEC, DOUBT_SEC, Rest
+from enginewatch.core.rest import DOUBT_SEC, Rest
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
@@ -257,8 +257,15 @@ class Watch:
         self._answered(news, event, t, begun, now)
         for core in self._ledger.cores.values():
             core.note_busy(self._ledger.page, t, without_deferred=self.role != "agg")
-        if self._rest.read(news.resting, t, call_awaited=news.call_awaited):
-            self._log("warning", f"a call that holds the engine has not come back for {CALL_SEC:g} s: judged again")
+        disbelief = self._rest.read(
+            news.resting,
+            t,
+            call_awaited=news.call_awaited,
+            rose=news.rose,
+            worked_until=min((core.counter_at for core in self._ledger.cores.values()), default=_NEVER),
+        )
+        if disbelief is not None:
+            self._log("warning", disbelief)
         if news.rose:
             self._rest.counters_moved(page_before)
         if news.moved or news.fell:
