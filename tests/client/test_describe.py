@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.client.servers import Recorder, Serve, read_request, response, wait_for_ever
 
 from enginewatch.client.describe import role_on_page
@@ -28,12 +29,12 @@ async def describe(url: str, *kinds: str, timeout_sec: float = 2.0) -> Descripti
 
 async def test_vllm_says_who_it_is_without_its_core(serve: Serve) -> None:
     found = await describe(await serve(Recorder(VLLM_ANSWERS)))
-    assert found == Description(kind="vllm", version="0.32.0+cpu", model="tiny", role=None)
+    assert found == Description(kind="vllm", version="0.32.0+cpu", model="tiny", told_at="/v1/models")
 
 
 async def test_sglang_says_who_it_is(serve: Serve) -> None:
     found = await describe(await serve(Recorder(SGLANG_ANSWERS)))
-    assert found == Description(kind="sglang", version="0.5.23", model="tiny", role="prefill")
+    assert found == Description(kind="sglang", version="0.5.23", model="tiny", role="prefill", told_at="/v1/models")
 
 
 async def test_an_older_sglang_is_asked_by_the_older_path(serve: Serve) -> None:
@@ -56,8 +57,24 @@ async def test_a_hung_sglang_is_recognised_and_costs_one_deadline(serve: Serve) 
             writer.write(recorder.answers.get(path, response("", status="404 Not Found")))
 
     found = await describe(await serve(hung), timeout_sec=0.3)
-    assert found == Description(kind="sglang", version=None, model="tiny", unanswered="/server_info")
+    assert found == Description(
+        kind="sglang", version=None, model="tiny", unanswered="/server_info", told_at="/v1/models"
+    )
     assert asked_of_the_core == ["/server_info"]
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+async def test_a_version_that_wants_a_key_is_told_from_one_that_is_not_there(serve: Serve, status: str) -> None:
+    found = await describe(await serve(Recorder({"/server_info": response("", status=status)})), "sglang")
+    assert (found.version, found.guarded) == (None, "/server_info")
+    assert (await describe(await serve(Recorder({})), "sglang")).guarded is None
+
+
+async def test_a_version_that_another_path_tells_wants_no_key(serve: Serve) -> None:
+    refused = response("", status="401 Unauthorized")
+    answers = {"/server_info": refused, "/get_server_info": SGLANG_ANSWERS["/server_info"]}
+    found = await describe(await serve(Recorder(answers)), "sglang")
+    assert (found.version, found.guarded) == ("0.5.23", None)
 
 
 async def test_a_silent_front_end_is_not_taken_for_a_silent_core(serve: Serve) -> None:

@@ -280,6 +280,48 @@ async def test_a_silent_scheduler_is_told_by_the_version_that_does_not_come(serv
     assert found.level == "critical"
 
 
+@pytest.mark.parametrize("given", [None, "wrong"])
+async def test_a_sglang_whose_key_is_missing_asks_for_nothing_but_the_key(
+    serve: Serve, tmp_path: Path, given: str | None
+) -> None:
+    """Its page needs none, everything else does."""
+    refused = response("", status="401 Unauthorized")
+    paths = ("/v1/models", "/v1/completions", "/generate", "/server_info", "/get_server_info")
+    page = (DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()
+    key = tmp_path / "key"
+    key.write_text("wrong")
+    url = await serve(Recorder({"/metrics": response(page)} | dict.fromkeys(paths, refused)))
+    found = await examine(url, api_key_file=str(key) if given else "")
+    assert (found.level, found.exit_code) == ("warning", 1), said(found)
+    assert found.guarded == "/server_info"
+    assert "the version is not known" in said(found, "warning")
+    assert "a pause cannot be told from a hang" in said(found, "warning")
+    assert "when the version is told" not in said(found)
+    about_it = [finding.fix for finding in found.findings if "/server_info" in finding.what or "401" in finding.what]
+    assert len(about_it) == 2
+    assert len(set(about_it)) == 1, "one remedy, in the same words"
+    assert "ENGINE_API_KEY_FILE" in about_it[0]
+    assert about_it[0].startswith("Correct" if given else "Put")
+
+
+async def test_several_cores_that_cannot_be_aimed_at_for_want_of_a_key_ask_for_the_key(serve: Serve) -> None:
+    engine = FakeEngine(cores=2)
+    engine.paths["/version"] = response("", status="401 Unauthorized")
+    found = await examine(await serve(engine))
+    assert "a canary cannot be aimed" in said(found, "warning")
+    assert "can be aimed at." not in said(found), "another version is no remedy"
+    assert [finding.fix for finding in found.findings if "aimed" in finding.what] == [
+        "Put the key into a file and name it in ENGINE_API_KEY_FILE."
+    ]
+
+
+async def test_a_server_that_hides_everything_behind_its_key_is_asked_for_with_it(serve: Serve) -> None:
+    found = await examine(await serve(answering(response("", status="401 Unauthorized"))))
+    assert (found.level, found.exit_code) == ("unknown", 4), "it may be anybody"
+    assert "API key" in said(found, "unknown")
+    assert "own address" not in said(found, "unknown")
+
+
 @pytest.mark.parametrize(
     ("answer", "level", "says"),
     [
@@ -394,6 +436,41 @@ async def test_an_engine_given_as_another_one_is_told(serve: Serve) -> None:
     assert "ENGINE_KIND=vllm" in said(found, "warning")
     assert "--enable-metrics" not in said(found), "it has its page: what SGLang would need is no remedy"
     assert (found.level, found.exit_code) == ("warning", 1)
+
+
+@pytest.mark.parametrize("given", ["vllm", "sglang", "llamacpp"])
+async def test_an_engine_without_a_page_that_is_given_as_another_one_is_told_by_its_answers(
+    serve: Serve, given: str
+) -> None:
+    found = await examine(await serve(FakeTrtllm()), kind=given)
+    assert (found.page_of, found.answers_of) == (None, "trtllm")
+    assert f"given as {given}, but its answer to GET /v1/models is that of trtllm" in said(found, "warning")
+    assert "ENGINE_KIND=trtllm" in said(found, "warning")
+    assert ", as given." not in said(found)
+    assert (found.level, found.exit_code) == ("warning", 1)
+
+
+async def test_what_the_engine_would_need_as_which_it_was_given_is_no_remedy(serve: Serve) -> None:
+    found = await examine(await serve(FakeEngine()), kind="trtllm")
+    assert "ENGINE_KIND=vllm" in said(found, "warning")
+    assert "return_perf_metrics" not in said(found)
+
+
+async def test_an_answer_that_anybody_could_give_contradicts_nobody(serve: Serve) -> None:
+    """A proxy that hides /v1/models leaves /version, which TensorRT-LLM has as well as vLLM."""
+    engine = FakeTrtllm()
+    del engine.paths["/v1/models"]
+    found = await examine(await serve(engine), kind="trtllm")
+    assert found.answers_of is None
+    assert "ENGINE_KIND=" not in said(found)
+    assert "as given" in said(found, "ok")
+
+
+async def test_a_page_of_the_given_engine_outweighs_what_its_front_says(serve: Serve) -> None:
+    engine = FakeEngine()
+    engine.paths["/v1/models"] = response(json.dumps({"data": [{"id": "tiny", "owned_by": "sglang"}]}))
+    found = await examine(await serve(engine), kind="vllm")
+    assert "ENGINE_KIND=" not in said(found)
 
 
 async def test_a_hang_of_an_engine_given_as_another_one_is_critical_all_the_same(serve: Serve) -> None:

@@ -30,9 +30,10 @@ def models(owner: str) -> bytes:
     return response(json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": owner}]}))
 
 
-async def examine(serve: Serve, answers: dict[str, bytes]) -> Diagnosis:
+async def examine(serve: Serve, answers: dict[str, bytes], *, kind: str = "auto", **own: str) -> Diagnosis:
     url = await serve(Recorder(answers))
-    return await diagnose(Target.parse(url), settings=Settings(active_probe_timeout_sec=20, metrics_timeout_sec=20))
+    settings = Settings(active_probe_timeout_sec=20, metrics_timeout_sec=20, **own)  # type: ignore[arg-type]
+    return await diagnose(Target.parse(url), kind=kind, settings=settings)
 
 
 def warnings(found: Diagnosis) -> str:
@@ -70,6 +71,31 @@ async def test_one_that_completes_nothing_is_told_the_canary_to_set(serve: Serve
     assert found.canary is not None
     assert found.canary.outcome == "misconfigured"
     assert "ACTIVE_PROBE_PATH=/embed" in warnings(found)
+
+
+@pytest.mark.parametrize(
+    ("page", "path", "body"),
+    [
+        (EMBEDDINGS_PAGE, "/embed", '{"inputs": "Test"}'),
+        (TGI_PAGE, "/generate", '{"inputs": "Test", "parameters": {"max_new_tokens": 1}}'),
+    ],
+)
+async def test_with_the_canary_that_was_advised_nothing_is_left_to_fix(
+    serve: Serve, page: str, path: str, body: str
+) -> None:
+    answers = {"/metrics": response(page), path: response("[[0.1, 0.2]]")}
+    found = await examine(serve, answers, active_probe_path=path, active_probe_body=body)
+    assert found.canary is not None
+    assert found.canary.outcome == "ok"
+    assert (found.level, found.exit_code) == ("ok", 0), text(found)
+    assert f"{path} answers it" in text(found)
+
+
+async def test_a_canary_of_ones_own_that_is_refused_leaves_the_advice(serve: Serve) -> None:
+    found = await examine(serve, {"/metrics": response(EMBEDDINGS_PAGE)}, active_probe_path="/embedd")
+    assert (found.level, found.exit_code) == ("warning", 1)
+    assert "ACTIVE_PROBE_PATH=/embed " in warnings(found)
+    assert "HTTP 404" in warnings(found)
 
 
 async def test_without_its_page_an_engine_is_known_by_its_list_of_models(serve: Serve) -> None:
@@ -131,6 +157,29 @@ async def test_llamacpp_asleep_gets_no_canary_that_would_wake_it(serve: Serve) -
     found = await examine(serve, LLAMACPP | {"/props": asleep})
     assert found.pause == "sleeping"
     assert found.canary is None
+
+
+LOADING = response(json.dumps({"error": {"message": "Loading model", "code": 503}}), status="503 Service Unavailable")
+
+
+async def test_llamacpp_that_loads_is_said_to_load_and_to_be_asked_again(serve: Serve) -> None:
+    paths = ("/metrics", "/v1/models", "/props", "/v1/completions")
+    found = await examine(serve, dict.fromkeys(paths, LOADING), kind="llamacpp")
+    assert found.loading
+    assert (found.level, found.exit_code) == ("unknown", 4), text(found)
+    assert "loading its model" in text(found)
+    assert "Look again" in text(found)
+    assert found.canary is None, "it could tell nothing more"
+    assert "No identity" not in text(found)
+
+
+@pytest.mark.parametrize(("kind", "status"), [("llamacpp", "500 Oops"), ("vllm", "503 Service Unavailable")])
+async def test_another_error_of_the_page_is_no_loading(serve: Serve, kind: str, status: str) -> None:
+    """The negative of the one above: only this engine's 503 means it."""
+    paths = ("/metrics", "/v1/models", "/v1/completions")
+    found = await examine(serve, dict.fromkeys(paths, response("", status=status)), kind=kind)
+    assert not found.loading
+    assert (found.level, found.exit_code) == ("critical", 3)
 
 
 async def test_a_server_without_completions_is_told_to_give_a_request_and_is_not_called_broken(serve: Serve) -> None:

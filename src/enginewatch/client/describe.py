@@ -24,6 +24,7 @@ _ROLE_LABEL = "engine_type"
 _ROLES: Mapping[str, Role] = {"null": "agg", "unified": "agg", "prefill": "prefill", "decode": "decode"}
 _MAX_WORD_CHARACTERS = 64
 _SILENCE = object()
+_NO_KEY = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Description:
         unanswered: a path that told nothing before the deadline and that this engine answers by way of its core.
         could_be: title of the engine without a profile that its list of models points to.
         batches_statistics: its JSON statistics, where it has any, are filled only when a request ends.
+        told_at: the path whose answer told the kind.
+        guarded: the path that would have told the version, and was refused for want of a key (401, 403).
     """
 
     kind: str | None = None
@@ -43,6 +46,8 @@ class Description:
     unanswered: str | None = None
     could_be: str | None = None
     batches_statistics: bool = False
+    told_at: str | None = None
+    guarded: str | None = None
 
 
 async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: float) -> Description:
@@ -53,16 +58,21 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
     """
     answers = await asyncio.gather(*(_read(line, path, timeout_sec) for path in RECOGNITION_PATHS))
     said = dict(zip(RECOGNITION_PATHS, answers, strict=True))
-    found = next((known for path in said if (known := recognise_answer(path, said[path]))), None)
+    told_at, found = next(
+        ((path, known) for path in said if (known := recognise_answer(path, said[path]))), (None, None)
+    )
     assumed = profiles[0] if len(profiles) == 1 else found
     version: str | None = None
     role: Role | None = None
     unanswered: str | None = None
+    guarded: str | None = None
     for path, key in assumed.version_paths if assumed else ():
         payload = said[path] if path in said else await _read(line, path, timeout_sec)
         if payload is _SILENCE:
             unanswered = None if path in said else path
             break
+        if payload is _NO_KEY:
+            guarded = guarded or path
         version, role = _version(payload, key), _role(payload)
         if version is not None:
             break
@@ -77,6 +87,8 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
         unanswered=unanswered,
         could_be=known_by_name.title if known_by_name else None,
         batches_statistics=statistics is not None and await _has(line, statistics.batched_by, timeout_sec),
+        told_at=told_at,
+        guarded=guarded if version is None else None,
     )
 
 
@@ -96,6 +108,8 @@ async def _read(line: Line, path: str, timeout_sec: float) -> Any:
         head, body = await line.fetch(Question(path), until=until)
     except Trouble as trouble:
         return _SILENCE if trouble.fault is Fault.TIMEOUT else None
+    if head.status in (401, 403):
+        return _NO_KEY
     return parse_json(body) if head.status == 200 else None
 
 

@@ -105,6 +105,11 @@ class Diagnosis:
         canary: the one that was not aimed at a core, the worst of several where there are several cores; None where
             each core got its own, or none was sent.
         unanswered: a path that answers through the engine's core, and did not.
+        guarded: the path that would have told the version, and wants an API key, or another one.
+        answers_of: kind of the engine that the other answers are of, where it was given and the page is nobody's.
+        told_at: the path of the answer that says so.
+        has_key: a file with an API key was given.
+        loading: it listens, but has yet to load its model; nothing else was asked.
         pause: a word of `events.Flags`; None where it was not asked for.
         log_signatures: patterns that this engine's log is searched for by default.
         key_problem: why the API key cannot be sent; None where it can or there is none.
@@ -131,6 +136,11 @@ class Diagnosis:
     role_told: Role | None = None
     unanswered: str | None = None
     could_be: str | None = None
+    guarded: str | None = None
+    answers_of: str | None = None
+    told_at: str | None = None
+    has_key: bool = False
+    loading: bool = False
     findings: tuple[Finding, ...] = ()
     level: Level = "ok"
     exit_code: int = 0

@@ -109,6 +109,7 @@ class _Examination:
             page = await self._read(profile)
             on_page = recognise(_names(page)) or on_page
         samples = page.result if isinstance(page.result, dict) else {}
+        loading = page.status is not None and page.status == profile.loading_status
         told = said.role or role_on_page(samples)
         role, role_from = self._role(told)
         ledger = Ledger(profile)
@@ -135,8 +136,13 @@ class _Examination:
             key_problem=self._client.line.key_problem(),
             unanswered=said.unanswered,
             could_be=_could_be(page, said) if profile.kind == UNKNOWN.kind else None,
+            guarded=said.guarded,
+            answers_of=said.kind if told_by == "given" and on_page is None and _is_sure(said) else None,
+            told_at=said.told_at,
+            has_key=self._client.target.api_key_file is not None,
+            loading=loading,
         )
-        if answers:
+        if answers and not loading:
             found = await self._look_inside(found, profile, ledger, resting=first.resting)
         findings = findings_of(found, profile, self._settings)
         level = worst(findings)
@@ -289,6 +295,11 @@ def _found_page(page: Page, path: str) -> FoundPage:
 def _could_be(page: Page, said: Description) -> str | None:
     by_page = stranger(_names(page), None)
     return by_page.title if by_page is not None else said.could_be
+
+
+def _is_sure(said: Description) -> bool:
+    """Whether the answers name a kind that may contradict the operator's: anybody may have a /version."""
+    return said.kind in PROFILES and said.told_at != "/version"
 
 
 def _names(page: Page) -> list[str]:

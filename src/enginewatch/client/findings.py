@@ -17,20 +17,27 @@ from enginewatch.engines.profile import Grain, LegKind, Profile
 SLOW_PAGE_SEC = 1.0
 LARGE_PAGE_BYTES = 4 * 1024 * 1024
 _KEY_FIX = "Put the key into a file and name it in ENGINE_API_KEY_FILE."
+_OTHER_KEY_FIX = "Correct the key in ENGINE_API_KEY_FILE."
 
 
 def findings_of(found: Diagnosis, profile: Profile, settings: Settings) -> tuple[Finding, ...]:
     """All findings about what was found, for an engine of that profile and the settings a sidecar would run with."""
+    if found.loading:
+        return (*_page(found, profile, settings), *_engine(found, profile, settings))
     if _is_another_engines(found):
         # Asked as another engine, it cannot be said what is missing: only a hang is worth saying beside that.
         hung = [finding for finding in _canaries(found, profile, settings) if finding.level == "critical"]
         return (*_page(found, profile, settings), *_engine(found, profile, settings), *hung)
-    parts = (_page, _engine, _core_answers, _role, _legs, _statistics, _cores, _canaries, _pause, _identity, _log)
+    parts = (
+        *(_page, _engine, _guarded, _core_answers, _role, _legs, _statistics),
+        *(_cores, _canaries, _pause, _identity, _log),
+    )
     return tuple(finding for part in parts for finding in part(found, profile, settings))
 
 
 def _is_another_engines(found: Diagnosis) -> bool:
-    return found.page_of not in (None, found.engine)
+    """Given as one engine, and another by its page, or by other answers where the page is nobody's."""
+    return (found.page_of or found.answers_of) not in (None, found.engine)
 
 
 def _page(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
@@ -73,6 +80,12 @@ def _failed_page(found: Diagnosis, profile: Profile, settings: Settings) -> Find
     page = found.page
     what = f"No metrics page at {page.path}: {page.detail}."
     alone = "Without it the canary alone decides; "
+    if found.loading:
+        return Finding(
+            "unknown",
+            f"It is loading its model: {page.detail}, as {found.engine_title} does on every path until it has.",
+            "Look again when it has loaded; where that never comes, look at its log.",
+        )
     match page.failure:
         case "refused":
             return Finding("critical", what, "Start the engine, or give the address on which it listens (ENGINE_URL).")
@@ -88,8 +101,10 @@ def _failed_page(found: Diagnosis, profile: Profile, settings: Settings) -> Find
         case "truncated":
             return Finding("critical", what, "Look for a proxy in between, and at the engine's log.")
         case "http_401" | "http_403":
-            fix = "Correct the key in ENGINE_API_KEY_FILE." if "not accepted" in page.detail else _KEY_FIX
+            fix = _OTHER_KEY_FIX if "not accepted" in page.detail else _KEY_FIX
             return Finding("warning", what, alone + fix[:1].lower() + fix[1:])
+        case "http_404" | "http_405" | "http_422" | "http_501" if _is_another_engines(found):
+            return Finding("warning", what, "Another engine has its page elsewhere: first see which one this is.")
         case "http_404" | "http_405" | "http_422" | "http_501":
             return Finding("warning", what, f"{profile.how_to_get_metrics} Is it elsewhere, set METRICS_PATH.")
         case "malformed":
@@ -120,10 +135,19 @@ def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[
     if not found.page.asked or found.page.failure == "refused":
         return
     if _is_another_engines(found):
+        told = "the metrics page is" if found.page_of else f"its answer to GET {found.told_at} is"
+        other = found.page_of or found.answers_of
         yield Finding(
             "warning",
-            f"The engine was given as {found.engine}, but the metrics page is that of {found.page_of}.",
-            f"Set ENGINE_KIND={found.page_of}, or leave it out, and look again.",
+            f"The engine was given as {found.engine}, but {told} that of {other}.",
+            f"Set ENGINE_KIND={other}, or leave it out, and look again.",
+        )
+    elif found.could_be is not None and settings.active_probe_path and _has_proof(found):
+        yield Finding(
+            "ok",
+            f"This looks like {found.could_be}, for which enginewatch has no profile: the canary alone decides, and "
+            f"{settings.active_probe_path.partition('?')[0]} answers it.",
+            "Give its sidecar the same ACTIVE_PROBE_PATH, ACTIVE_PROBE_METHOD and ACTIVE_PROBE_BODY.",
         )
     elif found.could_be is not None:
         yield Finding(
@@ -135,7 +159,9 @@ def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[
         yield Finding(
             "unknown",
             "Nothing tells which engine this is, or that it is one.",
-            "Give the engine's own address; if this is it, set ENGINE_KIND.",
+            "Give its API key, with which it may say so."
+            if found.page.failure in ("http_401", "http_403")
+            else "Give the engine's own address; if this is it, set ENGINE_KIND.",
         )
     elif found.engine_from == "nothing":
         known = ", ".join(PROFILES)
@@ -145,6 +171,24 @@ def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[
     else:
         told = {"given": "as given", "page": "by its metrics page", "answers": "by its answers"}[found.engine_from]
         yield Finding("ok", f"{found.engine_title} {found.version or 'of an unknown version'}, {told}.")
+
+
+def _guarded(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    """A version that is not told for want of a key. It is said once, for all that hangs on it."""
+    if found.guarded is None:
+        return
+    lost = ["the version is not known"]
+    if profile.flag_endpoints and found.pause in ("absent", "silent"):
+        lost.append("a pause cannot be told from a hang")
+    if len(found.cores) > 1 and not found.can_aim:
+        lost.append("a canary cannot be aimed at one of several cores")
+    listed = lost[0] if len(lost) == 1 else f"{', '.join(lost[:-1])} and {lost[-1]}"
+    sent = found.has_key and found.key_problem is None
+    yield Finding(
+        "warning",
+        f"GET {found.guarded} {'does not accept the API key' if sent else 'wants an API key'}: {listed}.",
+        _OTHER_KEY_FIX if sent else _KEY_FIX,
+    )
 
 
 def _core_answers(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
@@ -235,7 +279,7 @@ def _cores(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[F
         return
     names = ", ".join(core.name for core in found.cores)
     yield Finding("ok", f"{len(found.cores)} cores by label {found.core_label}: {names}; each is judged by itself.")
-    if not found.can_aim:
+    if not found.can_aim and found.guarded is None:
         aims = [aim for canary in profile.canaries.values() for aim in canary.aim]
         since = ".".join(map(str, min((aim.since for aim in aims), default=())))
         known = f"version {found.version}" if found.version else "this engine, whose version is not known,"
@@ -342,7 +386,7 @@ def _counters_moved(core: FoundCore) -> bool:
 
 def _fix_of_a_misfit(detail: str) -> str:
     if "API key" in detail:
-        return "Correct the key in ENGINE_API_KEY_FILE." if "not accepted" in detail else _KEY_FIX
+        return _OTHER_KEY_FIX if "not accepted" in detail else _KEY_FIX
     if "HTTP 404" in detail or "HTTP 405" in detail:
         return "Give a path that this engine has in active_probe_path, with active_probe_body."
     return (
@@ -351,6 +395,8 @@ def _fix_of_a_misfit(detail: str) -> str:
 
 
 def _pause(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
+    if found.guarded is not None and profile.flag_endpoints and found.pause in ("absent", "silent"):
+        return  # `_guarded` has said so, and why
     match found.pause:
         case "paused" | "sleeping":
             yield Finding(
