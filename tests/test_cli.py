@@ -81,6 +81,8 @@ def test_every_command_explains_itself(command: str) -> None:
         (("doctor", "localhost"), "http://localhost"),
         (("doctor", "http://127.0.0.1:1", "--role", "judge"), "prefill"),
         (("doctor", "http://127.0.0.1:1", "-o", "xml"), "json"),
+        (("doctor", "http://127.0.0.1:1", "--active-probe-path", "embed"), "begins with /"),
+        (("doctor", "http://127.0.0.1:1", "--active-probe-method", "G 1"), "--active-probe-method"),
         (("why",), "URL"),
         (("why", "not a url"), "http://"),
         (("demo", "--engine", "abacus"), "sglang"),
@@ -178,6 +180,29 @@ def test_doctor_knows_a_simulated_engine() -> None:
     found = json.loads(done.stdout)
     assert done.returncode == found["exit_code"]
     assert (found["engine"], found["canary"]["outcome"]) == ("vllm", "ok")
+
+
+def test_doctor_asks_with_a_canary_of_ones_own_and_a_flag_wins_over_the_variable() -> None:
+    with SimProcess("vllm") as sim:
+        by_variable = run("doctor", sim.url, "-o", "json", ACTIVE_PROBE_PATH="/nowhere")
+        by_flag = run("doctor", sim.url, "-o", "json", "--active-probe-path", "/version", ACTIVE_PROBE_PATH="/nowhere")
+        with_body = run(
+            "doctor",
+            sim.url,
+            *("-o", "json", "--active-probe-path", "/v1/completions", "--active-probe-method", "POST"),
+            *("--active-probe-body", '{"model": "{model}", "prompt": "Hello", "max_tokens": 2}'),
+        )
+    canaries = [json.loads(done.stdout)["canary"] for done in (by_variable, by_flag, with_body)]
+    assert [canary["outcome"] for canary in canaries] == ["misconfigured", "ok", "ok"]
+    assert "404" in canaries[0]["detail"]
+    assert "no leg moved" in by_flag.stdout, "it is judged by that canary, which does not reach the core"
+    assert "no leg moved" not in with_body.stdout
+
+
+def test_doctor_names_a_variable_that_cannot_be_used() -> None:
+    done = run("doctor", "http://127.0.0.1:1", ACTIVE_PROBE_PATH="embed")
+    assert_one_sentence(done, 2)
+    assert "ACTIVE_PROBE_PATH: expected a path that begins with /" in done.stderr
 
 
 def test_doctor_shows_tables_on_a_terminal_and_says_the_same_as_in_a_pipe() -> None:

@@ -12,13 +12,14 @@ Exit codes: a command's own; 2 = it was called wrongly; 130 = Ctrl-C; 1 = nobody
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
 
     from enginewatch.client.diagnosis import Diagnosis
+    from enginewatch.core.settings import Settings
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -229,6 +230,9 @@ def _add_doctor(app: "App") -> None:
         api_key_file: str = "",
         ca_file: str = "",
         trtllm_json_stats: Annotated[bool, Parameter(negative="")] = False,
+        active_probe_path: str = "",
+        active_probe_method: str = "",
+        active_probe_body: str = "",
     ) -> int:
         """Look at a running engine from outside: what a sidecar would have to go by, what is missing, how to fix it.
 
@@ -243,6 +247,9 @@ def _add_doctor(app: "App") -> None:
             api_key_file: file that holds the engine's API key.
             ca_file: CA certificates for an https engine.
             trtllm_json_stats: read TensorRT-LLM's JSON statistics in place of its page; others lose what is read.
+            active_probe_path: path of a canary of your own; by default ACTIVE_PROBE_PATH, else the engine's canary.
+            active_probe_method: its HTTP method; by default ACTIVE_PROBE_METHOD.
+            active_probe_body: its body; by default ACTIVE_PROBE_BODY.
         """
         import asyncio
 
@@ -254,12 +261,40 @@ def _add_doctor(app: "App") -> None:
         except BadTarget as error:
             complain(str(error))
             return EXIT_USAGE
-        diagnosis = asyncio.run(diagnose(target, kind=engine, role=role, json_statistics=trtllm_json_stats))
+        settings = _canary_settings(
+            {
+                "ACTIVE_PROBE_PATH": active_probe_path,
+                "ACTIVE_PROBE_METHOD": active_probe_method,
+                "ACTIVE_PROBE_BODY": active_probe_body,
+            }
+        )
+        if settings is None:
+            return EXIT_USAGE
+        diagnosis = asyncio.run(
+            diagnose(target, kind=engine, role=role, settings=settings, json_statistics=trtllm_json_stats)
+        )
         if output == "json":
             print(to_json(diagnosis).decode())
         else:
             _show(diagnosis)
         return diagnosis.exit_code
+
+
+def _canary_settings(flags: Mapping[str, str]) -> "Settings | None":
+    """The settings that a sidecar would ask with, of the operator's own canary: flags over variables, by their names.
+
+    Returns:
+        None where one of them cannot be used, and it has been said which.
+    """
+    from enginewatch.sidecar.config import EMPTY, read_environment, settings_from
+
+    given = {name: text if text.strip() else os.environ.get(name, "") for name, text in flags.items()}
+    layer = read_environment(given)
+    for problem in layer.rejected:
+        name = problem.key
+        shown = f"--{name.lower().replace('_', '-')}" if flags[name].strip() else name
+        complain(f"{shown}: {problem.reason}; see enginewatch doctor --help")
+    return None if layer.rejected else settings_from(layer, EMPTY)
 
 
 def _show(diagnosis: "Diagnosis") -> None:
