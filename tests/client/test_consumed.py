@@ -14,6 +14,7 @@ from enginewatch.client.describe import describe as describe_on
 from enginewatch.client.exchange import Line
 from enginewatch.client.target import CanaryReport, EngineClient, ScrapeFailure, Target
 from enginewatch.core.events import Outcome
+from enginewatch.core.statistics import NOT_READ
 from enginewatch.engines import PROFILES, UNKNOWN
 from enginewatch.engines.profile import Profile
 
@@ -49,7 +50,7 @@ async def test_the_list_of_an_engine_that_says_who_it_is_is_never_read(serve: Se
     for _ in range(3):
         found = await scrape(client, profile)
         assert isinstance(found, ScrapeFailure)
-        assert (found.failure, found.detail) == ("malformed", consumed.NOT_READ)
+        assert (found.failure, found.detail) == ("malformed", NOT_READ)
     assert "/metrics" not in server.paths()
 
 

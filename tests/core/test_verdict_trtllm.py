@@ -8,6 +8,7 @@ from virtual_shell import ScriptedEngine, VirtualShell
 
 from enginewatch.core.events import Outcome
 from enginewatch.core.settings import Settings
+from enginewatch.core.statistics import NOT_READ
 from enginewatch.engines.trtllm import PROFILE
 
 USUAL = Settings(warmup_sec=0)
@@ -250,6 +251,18 @@ def test_without_a_page_it_is_said_what_to_switch_on() -> None:
     shell = watch(ScriptedTrtllm().fail("http_404"), 60)
     assert shell.state == "no-legs"
     assert "return_perf_metrics: true" in shell.watch.verdict.reason
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_statistics_that_are_wanted_are_said_to_wait_for_the_engine_to_say_who_it_is(wanted: bool) -> None:
+    engine = ScriptedTrtllm(by_json=wanted).fail("malformed")
+    engine.failure_detail = NOT_READ
+    engine.kind = "unknown"
+    shell = watch(engine, 60, kind="auto")
+    assert shell.state == "no-legs"
+    reason = shell.watch.verdict.reason
+    assert ("before it is known which engine this is" in reason) == wanted
+    assert ("not metrics" in reason) == (not wanted)
 
 
 def test_before_its_first_request_the_page_has_nothing_and_the_canary_changes_that() -> None:

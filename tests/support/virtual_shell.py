@@ -76,6 +76,7 @@ class ScriptedEngine:
         self.start_time = start_time
         self.version = version
         self.failure: str | None = None
+        self.failure_detail = ""
         self.answers = True
         """Whether what refuses a canary is an answer of its server."""
         self.flags = Flags.ABSENT
@@ -291,7 +292,7 @@ class VirtualShell:
 
     def _scrape(self, began: float, *, recheck: bool) -> None:
         if self.engine.failure is not None:
-            self.feed(ScrapeFailed(began, self.engine.failure, recheck=recheck))
+            self.feed(ScrapeFailed(began, self.engine.failure, self.engine.failure_detail, recheck=recheck))
         else:
             self.feed(Scraped(began, self.engine.page(), recheck=recheck))
 

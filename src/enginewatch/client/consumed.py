@@ -22,12 +22,12 @@ from typing import Final
 from enginewatch.client.exchange import Fault, Line, Question, Trouble
 from enginewatch.client.models import MODELS_PATH, parse_json
 from enginewatch.client.scrape import Page, ScrapeFailure, no_page, shown_content_type
+from enginewatch.core.statistics import NOT_READ
 from enginewatch.engines import CONSUMED_PATHS, UNKNOWN, recognise_answer
 from enginewatch.engines.profile import Profile
 
 LOOK_SEC: Final = 2.0
 """Longest wait for the engine to say who it is before its page is read."""
-NOT_READ: Final = "JSON statistics, which reading would remove: not read"
 
 
 class ConsumedPages:

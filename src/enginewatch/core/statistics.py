@@ -29,6 +29,8 @@ from typing import Final
 from enginewatch.core.exposition import NotMetrics
 from enginewatch.engines.profile import JsonStatistics
 
+NOT_READ: Final = "JSON statistics, which reading would remove: not read"
+"""Why there is no page where such a list was left alone."""
 MAX_BYTES: Final = 8 * 1024 * 1024
 MAX_OBJECTS: Final = 16_384
 """Most objects in one list. The engine keeps 1,000 unless it is told otherwise (iter_stats_max_iterations)."""

@@ -56,6 +56,7 @@ from enginewatch.core.request import canary_request
 from enginewatch.core.rest import DOUBT_SEC, Rest
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
+from enginewatch.core.statistics import NOT_READ
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
 from enginewatch.engines.profile import AnswerFormat, CanaryRequest, FlagEndpoint, Profile, Role
 
@@ -631,6 +632,9 @@ class Watch:
     def _why_no_page(self, failure: str, detail: str) -> str:
         profile = self._profile or UNKNOWN
         where = "/metrics" if profile.metrics_path == UNKNOWN.metrics_path else "its metrics page"
+        if detail == NOT_READ and self._json_statistics and self._may_be_another_kind:
+            # It is asked who it is at the next poll, and read from then on.
+            return f"{where} has JSON statistics, which are not read before it is known which engine this is"
         if failure == "malformed":
             return f"{where} answers with something that is not metrics{f' ({detail})' if detail else ''}"
         hint = profile.how_to_get_metrics_in_short
