@@ -113,9 +113,10 @@ class SimOptions:
             return f"port is {self.port}, expected 0 (any free port) to 65535"
         if not 1 <= self.dp <= 256:
             return f"dp is {self.dp}, expected 1 to 256 cores"
-        if self.engine == "trtllm" and (self.dp > 1 or self.api_key):
-            given, why = (f"dp is {self.dp}", "one core") if self.dp > 1 else ("api-key is set", "no key")
-            return f"{given}, expected {why}: a simulated trtllm has no other"
+        if self.engine == "trtllm" and self.dp > 1:
+            return f"dp is {self.dp}, but a simulated trtllm is always one core: leave --dp out"
+        if self.engine == "trtllm" and self.api_key:
+            return "api-key is set, but a simulated trtllm, like the real one, checks no key: leave --api-key out"
         for name in ("max_running", "block_size", "kv_tokens", "iter_stats_interval", "iter_stats_max"):
             if getattr(self, name) < 1:
                 return f"{name.replace('_', '-')} is {getattr(self, name)}, expected at least 1"
