@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 import re2
+from scripted_profile import ScriptedProfile
+from virtual_shell import ScriptedEngine, VirtualShell
 
+from enginewatch.core.events import Outcome
+from enginewatch.core.settings import Settings
 from enginewatch.engines import ALL_NAMES, CONSUMED_PATHS, UNKNOWN, recognise
 from enginewatch.engines.profile import Grain
 from enginewatch.engines.trtllm import PROFILE
@@ -94,3 +98,28 @@ def test_of_the_gauges_that_stay_where_they_are_none_is_read(load: Callable[[str
     page = load("trtllm-050f80d-names-generated")
     assert "trtllm_num_requests_running" in page.names
     assert "trtllm_num_requests_running" not in PROFILE.names()
+
+
+# --- what the judgement makes of it, in seconds that are written here and not taken from the profile ------------------
+
+HUNG_AT = 302.0
+LATE_SEC = 20.0
+"""A poll, a canary and a little."""
+
+
+def test_without_its_page_two_canaries_of_a_minute_each_are_a_hang() -> None:
+    engine = ScriptedProfile(PROFILE).fail("http_404").at(HUNG_AT, ScriptedEngine.hang)
+    shell = VirtualShell(engine, Settings(warmup_sec=0), kind="trtllm").run(HUNG_AT + 600)
+    hung_at = shell.first("canary-hang")
+    assert hung_at is not None
+    assert HUNG_AT + 105 <= hung_at <= HUNG_AT + 120 + LATE_SEC
+
+
+def test_a_503_on_its_page_is_no_load() -> None:
+    """It does not listen before its model is loaded; a 503 that stays is an executor that has died."""
+    engine = ScriptedProfile(PROFILE).busy()
+    engine.at(HUNG_AT, lambda engine: engine.hang().fail("http_503").answer(Outcome.ERROR_ANSWER))
+    shell = VirtualShell(engine, Settings(warmup_sec=0), kind="trtllm").run(HUNG_AT + 600)
+    hung_at = shell.first("unreach-hang")
+    assert hung_at is not None
+    assert HUNG_AT + 300 <= hung_at <= HUNG_AT + 300 + LATE_SEC
