@@ -28,8 +28,6 @@ DATA = Path(__file__).parents[1] / "data"
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "SETTLE_SEC", (0.0, 0.05))
-    monkeypatch.setattr(doctor, "DESCRIBE_TIMEOUT_SEC", 0.5)
-    monkeypatch.setattr(doctor, "FLAGS_TIMEOUT_SEC", 0.5)
 
 
 class FakeEngine:
@@ -87,7 +85,10 @@ class FakeEngine:
 async def examine(
     url: str, *, kind: str = "auto", role: Role | None = None, settings: Settings = PATIENT, **target: Any
 ) -> Diagnosis:
-    return await diagnose(Target.parse(url, **target), kind=kind, role=role, settings=settings)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DESCRIBE_TIMEOUT_SEC", "FLAGS_TIMEOUT_SEC"):
+            patch.setattr(doctor, name, 0.5 if settings is HASTY else 20.0)
+        return await diagnose(Target.parse(url, **target), kind=kind, role=role, settings=settings)
 
 
 def said(found: Diagnosis, level: str | None = None) -> str:

@@ -159,6 +159,17 @@ async def test_llamacpp_asleep_gets_no_canary_that_would_wake_it(serve: Serve) -
     assert found.canary is None
 
 
+async def test_llamacpp_behind_its_key_is_asked_for_nothing_but_the_key(serve: Serve) -> None:
+    """It guards its page, its list of models and what says that it sleeps."""
+    paths = ("/metrics", "/v1/models", "/props", "/v1/completions")
+    found = await examine(serve, dict.fromkeys(paths, response("", status="401 Unauthorized")), kind="llamacpp")
+    assert (found.level, found.exit_code) == ("warning", 1), text(found)
+    fixes = [finding.fix for finding in found.findings if finding.level == "warning"]
+    assert all("key into a file" in fix for fix in fixes), fixes
+    assert len(fixes) == 4
+    assert "--metrics" not in text(found)
+
+
 LOADING = response(json.dumps({"error": {"message": "Loading model", "code": 503}}), status="503 Service Unavailable")
 
 

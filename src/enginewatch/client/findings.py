@@ -101,7 +101,7 @@ def _failed_page(found: Diagnosis, profile: Profile, settings: Settings) -> Find
         case "truncated":
             return Finding("critical", what, "Look for a proxy in between, and at the engine's log.")
         case "http_401" | "http_403":
-            fix = _OTHER_KEY_FIX if "not accepted" in page.detail else _KEY_FIX
+            fix = _key_fix(page.detail)
             return Finding("warning", what, alone + fix[:1].lower() + fix[1:])
         case "http_404" | "http_405" | "http_422" | "http_501" if _is_another_engines(found):
             return Finding("warning", what, "Another engine has its page elsewhere: first see which one this is.")
@@ -113,6 +113,15 @@ def _failed_page(found: Diagnosis, profile: Profile, settings: Settings) -> Find
             return Finding("critical", what, "The engine has failed or is still loading: look at its log.")
         case _:
             return Finding("warning", what, alone + "give the engine's own address in ENGINE_URL.")
+
+
+def _wants_key(found: Diagnosis) -> bool:
+    """Whether the page is there, for those who have the key."""
+    return found.page.failure in ("http_401", "http_403")
+
+
+def _key_fix(detail: str) -> str:
+    return _OTHER_KEY_FIX if "not accepted" in detail else _KEY_FIX
 
 
 def _waits_sec(profile: Profile) -> float:
@@ -160,7 +169,7 @@ def _engine(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[
             "unknown",
             "Nothing tells which engine this is, or that it is one.",
             "Give its API key, with which it may say so."
-            if found.page.failure in ("http_401", "http_403")
+            if _wants_key(found)
             else "Give the engine's own address; if this is it, set ENGINE_KIND.",
         )
     elif found.engine_from == "nothing":
@@ -386,7 +395,7 @@ def _counters_moved(core: FoundCore) -> bool:
 
 def _fix_of_a_misfit(detail: str) -> str:
     if "API key" in detail:
-        return _OTHER_KEY_FIX if "not accepted" in detail else _KEY_FIX
+        return _key_fix(detail)
     if "HTTP 404" in detail or "HTTP 405" in detail:
         return "Give a path that this engine has in active_probe_path, with active_probe_body."
     return (
@@ -447,7 +456,7 @@ def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterato
             yield Finding(
                 "warning",
                 "No identity: without a page the sidecar tells none, and GET /engine stays 503.",
-                profile.how_to_get_metrics,
+                _key_fix(found.page.detail) if _wants_key(found) else profile.how_to_get_metrics,
             )
         return
     if identity.source == "process_start_time":
