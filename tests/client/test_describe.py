@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from tests.client.servers import Recorder, Serve, read_request, response, wait_for_ever
 
-from enginewatch.client.describe import role_on_page
 from enginewatch.client.target import Description, EngineClient, Target
 from enginewatch.engines import PROFILES
 
@@ -108,9 +107,3 @@ async def test_a_version_that_is_none_is_not_taken(serve: Serve) -> None:
     for said in ("5", '"' + "9" * 100 + '"', '"1\\n2"', '""', "null"):
         answers = {**VLLM_ANSWERS, "/version": response(f'{{"version": {said}}}')}
         assert (await describe(await serve(Recorder(answers)))).version is None
-
-
-def test_the_role_stands_on_sglangs_page() -> None:
-    assert role_on_page({'sglang:token_usage{engine_type="decode",tp_rank="0"}': 0.1}) == "decode"
-    assert role_on_page({'sglang:token_usage{engine_type="unified"}': 0.1}) == "agg"
-    assert role_on_page({'vllm:num_requests_running{engine="0"}': 1.0}) is None

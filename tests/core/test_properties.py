@@ -494,7 +494,10 @@ happenings = st.one_of(
     st.builds(CanaryDone, st.integers(-3, 0), st.sampled_from(list(Outcome))),
     st.builds(FlagsRead, st.sampled_from(list(Flags))),
     st.builds(
-        EngineDescribed, st.sampled_from([None, "vllm", "sglang", "odd"]), st.sampled_from([None, "0.32.0", "x"])
+        EngineDescribed,
+        st.sampled_from([None, "vllm", "sglang", "odd"]),
+        st.sampled_from([None, "0.32.0", "x"]),
+        role=st.sampled_from([None, "agg", "decode", "dynamic"]),
     ),
     st.builds(LogHits, st.integers(0, 3)),
     st.builds(LogChannelChanged, st.sampled_from([None, "gone"])),
@@ -507,9 +510,9 @@ steps = st.lists(
 
 
 @settings(max_examples=400, deadline=None)
-@given(steps, judged_by(), st.sampled_from([None, "vllm", "sglang"]), st.sampled_from(["agg", "prefill", "decode"]))
+@given(steps, judged_by(), st.sampled_from([None, "vllm", "sglang"]), st.sampled_from([None, "agg", "decode"]))
 def test_whatever_happens_there_is_exactly_one_state_and_at_most_one_canary(
-    history: list[tuple[float, object]], how: Settings, kind: str | None, role: str
+    history: list[tuple[float, object]], how: Settings, kind: str | None, role: str | None
 ) -> None:
     names = set(all_names())
     watch = Watch(how, profile=PROFILES[kind] if kind else None, role=role, now=0.0)  # type: ignore[arg-type]

@@ -6,10 +6,8 @@ import pytest
 from scripted_sglang import ScriptedSGLang
 from virtual_shell import ScriptedEngine, VirtualShell
 
-from enginewatch.core.events import EngineDescribed, Log, Outcome
+from enginewatch.core.events import Outcome
 from enginewatch.core.settings import Settings
-from enginewatch.core.verdict import Watch
-from enginewatch.engines import PROFILES
 from enginewatch.engines.profile import Role
 
 SGLANG_QUEUES = [
@@ -166,12 +164,3 @@ def test_others_that_wait_do() -> None:
 def test_a_peer_stall_is_logged_since_it_is_no_everyday_state() -> None:
     shell = vllm().run(200)
     assert any(log.fields.get("to") == "peer-stall" for log in shell.logs)
-
-
-@pytest.mark.parametrize(("said", "warns"), [("decode", True), ("agg", False), (None, False)])
-def test_a_role_that_the_engine_contradicts_is_warned_of(said: Role | None, warns: bool) -> None:
-    watch = Watch(Settings(), profile=PROFILES["sglang"], role="agg", log_channel=True, now=0.0)
-    logged = [
-        asked for asked in watch.handle(EngineDescribed("sglang", "0.5.23", role=said), 1.0) if isinstance(asked, Log)
-    ]
-    assert [("ENGINE_ROLE is agg" in line.event, line.level) for line in logged] == [(True, "warning")] * warns

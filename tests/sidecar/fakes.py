@@ -69,6 +69,9 @@ class FakeJudge:
     verdict: Verdict = field(default_factory=verdict)
     profile: Profile | None = field(default_factory=lambda: PROFILES["vllm"])
     version: str | None = "0.32.0"
+    role: Role = "agg"
+    canary: CanaryRequest | None = field(default_factory=lambda: PROFILES["vllm"].canaries["agg"])
+    canary_role: Role = "agg"
     identity: FakeIdentity | None = None
     restarts: int = 0
     names: frozenset[str] = frozenset({"a_total"})
@@ -182,7 +185,6 @@ class House:
         directory: Path | None = None,
         tail: LogTail | None = None,
         fixed_signatures: bool = False,
-        role: Role = "agg",
     ) -> None:
         loop = asyncio.get_running_loop()
         self.judge = judge or FakeJudge()
@@ -200,7 +202,6 @@ class House:
             judge=self.judge,
             verdict=self.judge.verdict,
             settings=source.settings,
-            role=role,
             started_at=loop.time(),
             clock=loop.time,
             wall=lambda: WALL,
@@ -224,7 +225,6 @@ class House:
             keeper=self.keeper,
             tail=tail,
             fixed_signatures=fixed_signatures,
-            role=role,
         )
         self._running: asyncio.Task[None] | None = None
 

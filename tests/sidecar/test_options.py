@@ -25,7 +25,7 @@ def test_nothing_given_means_the_documented_defaults() -> None:
         listen=Address("", 9090),
         config_file="/etc/hang-watcher/config.json",
         engine_kind="auto",
-        engine_role="agg",
+        engine_role="",
         log_file="",
         log_hang_pattern="",
         engine_api_key_file="",

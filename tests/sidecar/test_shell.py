@@ -217,8 +217,8 @@ async def test_a_canary_runs_beside_the_loop_and_reports() -> None:
 
 
 async def test_a_canary_is_sent_as_ordered_and_aimed_by_version() -> None:
-    judge = FakeJudge(once(Scraped, StartCanary(7, "3", 5)))
-    async with House(judge, role="prefill") as house:
+    judge = FakeJudge(once(Scraped, StartCanary(7, "3", 5)), canary_role="prefill")
+    async with House(judge) as house:
         await asyncio.sleep(1)
     request, core, aim, deadline, role = next(value for name, value in house.client.asked if name == "canary")
     assert (core, deadline, role) == ("3", 5, "prefill")
@@ -265,9 +265,9 @@ async def test_a_canary_that_ignores_its_deadline_is_given_up_too_late_to_count(
     assert house.judge.heard(CanaryDone)[0].outcome is Outcome.TIMEOUT
 
 
-async def test_canaries_switched_off_meanwhile_report_all_the_same(tmp_path: Path) -> None:
-    judge = FakeJudge(once(Scraped, StartCanary(1, None, 5)))
-    async with House(judge, directory=tmp_path, settings='{"active_probe_enabled": false}') as house:
+async def test_canaries_switched_off_meanwhile_report_all_the_same() -> None:
+    judge = FakeJudge(once(Scraped, StartCanary(1, None, 5)), canary=None)
+    async with House(judge) as house:
         await asyncio.sleep(1)
     assert house.judge.heard(CanaryDone)[0].outcome is Outcome.MISCONFIGURED
     assert house.client.times("canary") == 0

@@ -54,7 +54,12 @@ class DirectWatch:
     """A `Watch` at the caller's own times; remembers the canaries it asked for."""
 
     def __init__(
-        self, settings: Settings | None = None, *, kind: str = "vllm", role: Role = "agg", version: str = "0.32.0"
+        self,
+        settings: Settings | None = None,
+        *,
+        kind: str = "vllm",
+        role: Role | None = "agg",
+        version: str = "0.32.0",
     ) -> None:
         self.watch = Watch(
             settings or Settings(warmup_sec=0), profile=PROFILES.get(kind), role=role, log_channel=True, now=0.0

@@ -13,6 +13,8 @@ class ScriptedSGLang(ScriptedEngine):
         step_series: whether the series that move during work are there (False: counters move at request ends only).
         heartbeat: seconds that the scheduler loop spent idle, from 0.5.20 on; None leaves the series out.
         loop_turns: whether the heartbeat advances.
+        engine_type: what the scheduler's series say of the worker's role; None leaves the label out.
+        has_ep_rank: whether they have a `moe_ep_rank`, as from the version on that is honest about the role.
         finished_tokens: the tokenizer's counter, which moves when a request ends.
     """
 
@@ -24,6 +26,8 @@ class ScriptedSGLang(ScriptedEngine):
         self.step_series = True
         self.heartbeat: float | None = None
         self.loop_turns = True
+        self.engine_type: str | None = None
+        self.has_ep_rank = True
         self.finished_tokens = 0.0
         self.queues: dict[str, float] = {}
         self.transfers: float | None = None
@@ -38,9 +42,13 @@ class ScriptedSGLang(ScriptedEngine):
         page['sglang:generation_tokens_total{model_name="m"}'] = self.finished_tokens
         for name, core in self.cores.items():
             labels = f'dp_rank="{name}",' if self.data_parallel else ""
-            tail = f'{{{labels}model_name="m"}}'
+            if self.engine_type is not None:
+                labels += f'engine_type="{self.engine_type}",'
+            rank = ',moe_ep_rank="0"' if self.engine_type is not None and self.has_ep_rank else ""
+            model = f'model_name="m"{rank}'
+            tail = f"{{{labels}{model}}}"
             if self.step_series:
-                page[f'sglang:realtime_tokens_total{{{labels}mode="decode",model_name="m"}}'] = float(int(core.tokens))
+                page[f'sglang:realtime_tokens_total{{{labels}mode="decode",{model}}}'] = float(int(core.tokens))
                 page[f"sglang:token_usage{tail}"] = core.kv
             page[f"sglang:num_running_reqs{tail}"] = core.running
             page[f"sglang:num_queue_reqs{tail}"] = core.waiting

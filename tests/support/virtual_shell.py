@@ -38,7 +38,7 @@ from enginewatch.core.events import (
 from enginewatch.core.settings import Settings
 from enginewatch.core.verdict import Watch
 from enginewatch.engines import PROFILES
-from enginewatch.engines.profile import Role
+from enginewatch.engines.profile import Role, ToldRole
 
 SCRAPE_SEC = 0.01
 ANSWERED = {Outcome.OK, Outcome.SATURATED, Outcome.MISCONFIGURED}
@@ -81,10 +81,15 @@ class ScriptedEngine:
         """Whether what refuses a canary is an answer of its server."""
         self.flags = Flags.ABSENT
         self.batches_statistics = False
+        self.works_as: Role | None = None
+        """The role without whose canary there is no answer; None = any is answered."""
+        self.says_role: ToldRole | None = None
+        """What it says of itself outside its page."""
         self.hide: Callable[[str], bool] = lambda series: False
         self.extra: dict[str, float] = {}
         self.log_hits = 0
         self.scrape_sec = SCRAPE_SEC
+        self.describe_sec = SCRAPE_SEC
         self._script: list[tuple[float, int, Callable[[ScriptedEngine], Any]]] = []
         self._numbers = itertools.count()
         self._now = 0.0
@@ -194,7 +199,7 @@ class VirtualShell:
     engine: ScriptedEngine
     settings: Settings = field(default_factory=lambda: Settings(warmup_sec=0))
     kind: str = "vllm"
-    role: Role = "agg"
+    role: Role | None = "agg"
     json_statistics: bool = False
 
     def __post_init__(self) -> None:
@@ -305,7 +310,9 @@ class VirtualShell:
                 assert self._canary is None, "two canaries at once"
                 self._canary = instruction
                 self.canaries.append((self.now, instruction))
-                outcome, after = self.engine.answer_canary(instruction.core, instruction.deadline_sec)
+                outcome, after = Outcome.TIMEOUT, instruction.deadline_sec
+                if self._can_be_answered():
+                    outcome, after = self.engine.answer_canary(instruction.core, instruction.deadline_sec)
                 self._later(self.now + after, lambda: self._canary_done(instruction, outcome))
             case AbandonCanary(token):
                 assert self._canary is not None
@@ -322,12 +329,19 @@ class VirtualShell:
                 else:
                     self._later(self.now + SCRAPE_SEC, lambda: self.feed(FlagsRead(self.engine.flags)))
             case DescribeEngine():
-                described = EngineDescribed(self.engine.kind, self.engine.version, self.engine.batches_statistics)
-                self._later(self.now + SCRAPE_SEC, lambda: self.feed(described))
+                engine = self.engine
+                described = EngineDescribed(engine.kind, engine.version, engine.batches_statistics, engine.says_role)
+                self._later(self.now + engine.describe_sec, lambda: self.feed(described))
             case Log():
                 self.logs.append(instruction)
             case CaptureEvidence(reason):
                 self.evidence.append(reason)
+
+    def _can_be_answered(self) -> bool:
+        """Whether the request is one that the engine's own role takes: else it waits for a partner for ever."""
+        works_as, asked = self.engine.works_as, self.watch.canary
+        wanted = PROFILES[self.engine.kind].canaries[works_as] if works_as is not None else asked
+        return asked is None or wanted is None or asked.body == wanted.body
 
     def _begin_recheck(self, number: int) -> None:
         if number == self._recheck:

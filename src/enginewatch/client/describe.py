@@ -14,14 +14,9 @@ from typing import Any
 
 from enginewatch.client.exchange import Fault, Line, Question, Trouble
 from enginewatch.client.models import MODELS_PATH, parse_json, served_model
-from enginewatch.core.exposition import parse_series
 from enginewatch.engines import RECOGNITION_PATHS, recognise_answer, stranger
-from enginewatch.engines.profile import Profile, Role
+from enginewatch.engines.profile import Profile, RoleWords, ToldRole
 
-# SGLang: the key of its server information, the label of its series.
-_ROLE_KEY = "disaggregation_mode"
-_ROLE_LABEL = "engine_type"
-_ROLES: Mapping[str, Role] = {"null": "agg", "unified": "agg", "prefill": "prefill", "decode": "decode"}
 _MAX_WORD_CHARACTERS = 64
 _SILENCE = object()
 _NO_KEY = object()
@@ -42,7 +37,7 @@ class Description:
     kind: str | None = None
     version: str | None = None
     model: str | None = None
-    role: Role | None = None
+    role: ToldRole | None = None
     unanswered: str | None = None
     could_be: str | None = None
     batches_statistics: bool = False
@@ -63,7 +58,7 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
     )
     assumed = profiles[0] if len(profiles) == 1 else found
     version: str | None = None
-    role: Role | None = None
+    role: ToldRole | None = None
     unanswered: str | None = None
     guarded: str | None = None
     for path, key in assumed.version_paths if assumed else ():
@@ -73,7 +68,7 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
             break
         if payload is _NO_KEY:
             guarded = guarded or path
-        version, role = _version(payload, key), _role(payload)
+        version, role = _version(payload, key), _role(payload, assumed.role_words if assumed else None)
         if version is not None:
             break
     model = served_model(said[MODELS_PATH])
@@ -90,16 +85,6 @@ async def describe(line: Line, profiles: tuple[Profile, ...], *, timeout_sec: fl
         told_at=told_at,
         guarded=guarded if version is None else None,
     )
-
-
-def role_on_page(samples: Mapping[str, float]) -> Role | None:
-    """The role that SGLang's series carry in a label, from a page's samples; None for engines that do not say."""
-    for series in samples:
-        _, labels = parse_series(series)
-        role = _ROLES.get(labels.get(_ROLE_LABEL, ""))
-        if role is not None:
-            return role
-    return None
 
 
 async def _read(line: Line, path: str, timeout_sec: float) -> Any:
@@ -131,6 +116,6 @@ def _version(payload: Any, key: str) -> str | None:
     return text or None
 
 
-def _role(payload: Any) -> Role | None:
-    text = payload.get(_ROLE_KEY) if isinstance(payload, Mapping) else None
-    return _ROLES.get(text) if isinstance(text, str) else None
+def _role(payload: Any, words: RoleWords | None) -> ToldRole | None:
+    text = payload.get(words.key) if words is not None and isinstance(payload, Mapping) else None
+    return words.words.get(text) if words is not None and isinstance(text, str) else None

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from enginewatch.engines.profile import Role
+from enginewatch.engines.profile import Role, ToldRole
 
 Level = Literal["ok", "warning", "unknown", "critical"]
 EXIT_CODES: dict[Level, int] = {"ok": 0, "warning": 1, "critical": 3, "unknown": 4}
@@ -133,7 +133,7 @@ class Diagnosis:
     identity: FoundIdentity | None
     log_signatures: tuple[str, ...]
     key_problem: str | None
-    role_told: Role | None = None
+    role_told: ToldRole | None = None
     unanswered: str | None = None
     could_be: str | None = None
     guarded: str | None = None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from enginewatch.client.describe import Description, role_on_page
+from enginewatch.client.describe import Description
 from enginewatch.client.diagnosis import (
     EXIT_CODES,
     Diagnosis,
@@ -32,10 +32,10 @@ from enginewatch.client.scrape import Page, ScrapeFailure
 from enginewatch.client.target import EngineClient, Target
 from enginewatch.core.events import Flags, Outcome
 from enginewatch.core.progress import Ledger
-from enginewatch.core.request import canary_request
+from enginewatch.core.role import WorkerRole, role_on_page
 from enginewatch.core.settings import Settings
 from enginewatch.engines import ALL_NAMES, PROFILES, STRANGER_NAMES, UNKNOWN, recognise, stranger
-from enginewatch.engines.profile import Aim, Profile, Role
+from enginewatch.engines.profile import DYNAMIC, Aim, Profile, Role
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "render_text", "to_json"]
 
@@ -89,7 +89,7 @@ class _Examination:
         self._client = client
         self._given = given
         self._json_statistics = json_statistics
-        self._given_role = role
+        self._worker = WorkerRole(role)
         self._settings = settings
         self._clock = asyncio.get_running_loop().time
 
@@ -110,8 +110,8 @@ class _Examination:
             on_page = recognise(_names(page)) or on_page
         samples = page.result if isinstance(page.result, dict) else {}
         loading = page.status is not None and page.status == profile.loading_status
-        told = said.role or role_on_page(samples)
-        role, role_from = self._role(told)
+        worker = self._worker
+        worker.hear(on_page=role_on_page(samples, profile), described=said.role)
         ledger = Ledger(profile)
         first = ledger.take(samples, self._clock(), self._clock(), 1, recheck=False)
         found = Diagnosis(
@@ -122,12 +122,12 @@ class _Examination:
             page_of=on_page.kind if on_page else None,
             version=said.version,
             model=said.model,
-            role=role,
-            role_from=role_from,
-            role_told=told,
+            role=worker.role,
+            role_from="given" if worker.is_given else "default" if worker.told in (None, DYNAMIC) else "engine",
+            role_told=worker.told,
             page=_found_page(page, self._path(profile)),
             core_label=profile.core_label,
-            can_aim=self._can_aim(profile, role, said.version),
+            can_aim=self._can_aim(profile, said.version),
             cores=(),
             canary=None,
             pause=None,
@@ -211,24 +211,19 @@ class _Examination:
             return PROFILES.get(said.kind, UNKNOWN), "answers"
         return UNKNOWN, "nothing"
 
-    def _role(self, told: Role | None) -> tuple[Role, Literal["given", "engine", "default"]]:
-        if self._given_role is not None:
-            return self._given_role, "given"
-        return (told, "engine") if told is not None else ("agg", "default")
-
     def _aim(self, profile: Profile, found: Diagnosis) -> Aim | None:
         """How to aim. Unlike the sidecar, doctor tries the newest way where the version is not known.
 
         A hung core may be what keeps SGLang from telling it, and the legs show whether the canary arrived.
         """
-        request = canary_request(self._settings, profile, found.role)
+        request = self._worker.request(self._settings, profile)
         if request is None:
             return None
         untold = request.aim[0] if request.aim and found.version is None else None
         return request.aim_for(found.version) or untold
 
-    def _can_aim(self, profile: Profile, role: Role, version: str | None) -> bool:
-        request = canary_request(self._settings, profile, role)
+    def _can_aim(self, profile: Profile, version: str | None) -> bool:
+        request = self._worker.request(self._settings, profile)
         return request is not None and request.aim_for(version) is not None
 
     async def _canaries(self, profile: Profile, found: Diagnosis, cores: list[str]) -> dict[str, FoundCanary]:
@@ -262,7 +257,7 @@ class _Examination:
     async def _canary(
         self, profile: Profile, found: Diagnosis, *, core: str | None, cores: list[str]
     ) -> FoundCanary | None:
-        request = canary_request(self._settings, profile, found.role)
+        request = self._worker.request(self._settings, profile)
         if request is None:
             return None
         report = await self._client.canary(
@@ -272,7 +267,7 @@ class _Examination:
             cores=cores,
             aim=self._aim(profile, found) if core is not None else None,
             deadline_sec=self._settings.active_probe_timeout_sec,
-            role=found.role,
+            role=self._worker.canary_role or found.role,
         )
         return FoundCanary(report.outcome.value, report.detail, report.duration_sec, report.aimed)
 

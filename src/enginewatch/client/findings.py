@@ -12,7 +12,7 @@ from enginewatch.core.progress import REQUEST_GRAINED_STALL_SEC
 from enginewatch.core.reach import is_an_answer
 from enginewatch.core.settings import Settings
 from enginewatch.engines import PROFILES, STRANGERS
-from enginewatch.engines.profile import Grain, LegKind, Profile
+from enginewatch.engines.profile import DYNAMIC, Grain, LegKind, Profile
 
 SLOW_PAGE_SEC = 1.0
 LARGE_PAGE_BYTES = 4 * 1024 * 1024
@@ -211,15 +211,25 @@ def _core_answers(found: Diagnosis, profile: Profile, settings: Settings) -> Ite
 
 
 def _role(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:
-    if found.role_told is not None and found.role_told != found.role:
+    if found.role_told == DYNAMIC:
+        yield Finding(
+            "warning",
+            "The engine is in no single role, so that no canary of a role is sent.",
+            "Give active_probe_path, or active_probe_body, a request that it answers in every role.",
+        )
+    elif found.role_told is not None and found.role_told != found.role:
         yield Finding(
             "warning",
             f"The role was given as {found.role}, but the engine says that it is {found.role_told}.",
-            f"Set ENGINE_ROLE={found.role_told}: the canary of another role may wait for a partner that never comes, "
-            "which reads as a hang.",
+            f"Set ENGINE_ROLE={found.role_told}, or leave it out. The canary is that of role {found.role_told} anyway, "
+            "but partners are looked for by the role that was given.",
         )
     elif found.role_from == "engine" and found.role != "agg":
-        yield Finding("ok", f"Role {found.role}, as the engine says.", f"Set ENGINE_ROLE={found.role} for its sidecar.")
+        yield Finding(
+            "ok",
+            f"Role {found.role}, as the engine says.",
+            "Its sidecar takes it over, unless ENGINE_ROLE says another one.",
+        )
 
 
 def _legs(found: Diagnosis, profile: Profile, settings: Settings) -> Iterator[Finding]:

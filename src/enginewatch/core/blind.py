@@ -74,6 +74,10 @@ class Blindness:
             self.failures += 1
             self._last_failure = outcome
 
+    def forget_failures(self) -> None:
+        """The canaries so far were of a kind that the engine may not be able to answer."""
+        self.failures, self._last = 0, None
+
     def proof(self, t: float, outcome: Outcome | None = None) -> None:
         """A complete canary, or the end of a pause."""
         self._proof_at = t

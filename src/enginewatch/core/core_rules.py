@@ -42,6 +42,7 @@ class Conditions:
     disaggregated: bool = False
     """The role is prefill or decode: requests deferred for a partner are not this engine's, and `peer-stall` exists."""
     canaries_on: bool = True
+    """They are sent, and one that fails counts: the role that they are for is the engine's."""
     aimable: bool = True
     """The engine has one core, or its version is known to honour a canary's aim."""
     gauge_stale_sec: float = 0.0
@@ -199,7 +200,7 @@ def _heartbeat_frozen(core: Core, now: Conditions, limit: float) -> bool:
 
 def _heartbeat_says(core: Core, now: Conditions, threshold: float) -> str:
     if core.heartbeat_at is None or core.heartbeat_page != now.page:
-        return f"cannot tell more: {'no canary can be aimed' if now.canaries_on else 'canaries are off'}"
+        return f"cannot tell more: {'no canary can be aimed' if now.canaries_on else _no_canaries(now)}"
     if _heartbeat_frozen(core, now, threshold):
         return "but its scheduler loop does not turn"
     return "its scheduler loop turns"
@@ -252,13 +253,17 @@ def _say_hung(core: Core, now: Conditions, frozen: float, threshold: float) -> F
 
 
 def _say_hung_by_log(core: Core, now: Conditions) -> Finding:
-    witness = "a canary failed" if now.canaries_on else "busy, canaries are off"
+    witness = "a canary failed" if now.canaries_on else f"busy, {_no_canaries(now)}"
     return Finding(
         "stall-hang-log",
         f"core {core.name}: counters frozen for {now.t - core.counter_proof_at:.0f} s, the log says that the scheduler "
         f"is dead ({now.t - now.log_hit_at:.0f} s ago), {witness}, {_load(core, now)}",
         core.name,
     )
+
+
+def _no_canaries(now: Conditions) -> str:
+    return "no canary of the worker's role" if now.settings.active_probe_enabled else "canaries are off"
 
 
 def _standing(core: Core, now: Conditions) -> str:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from enginewatch.core.settings import Settings
-from enginewatch.engines.profile import Role
+from enginewatch.engines.profile import ToldRole
 
 
 class Outcome(StrEnum):
@@ -96,7 +96,7 @@ class EngineDescribed:
     kind: str | None = None
     version: str | None = None
     batches_statistics: bool = False
-    role: Role | None = None
+    role: ToldRole | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,12 @@ def _is_recent(moved_at: float, facts: Facts) -> bool:
 def _canary(core: Core, facts: Facts, where: str) -> Witness:
     run = core.run
     if facts.canary is None:
-        return Witness("canary", "off", None, f"{where}active_probe_enabled is false")
+        off = (
+            "the engine is in no single role"
+            if facts.settings.active_probe_enabled
+            else "active_probe_enabled is false"
+        )
+        return Witness("canary", "off", None, f"{where}{off}")
     if len(facts.cores) > 1 and not facts.can_aim:
         return Witness("canary", "cannot be aimed", None, f"{where}this engine version is not known to honour a rank")
     if run.failures:

@@ -303,6 +303,11 @@ class Core:
         self.failed_begun = self.failed_ended = float("-inf")
         self.run.doubt(since)
 
+    def forget_canaries(self) -> None:
+        """The canaries so far were of a kind that the engine may not be able to answer: none that failed counts."""
+        self.run.clear()
+        self.failed_begun = self.failed_ended = float("-inf")
+
     def prove(self, t: float, by: str, *, counters: bool = True) -> None:
         """A proof of life: the freeze clock starts again and failed canaries are forgotten.
 

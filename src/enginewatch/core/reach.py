@@ -130,6 +130,10 @@ class Reach:
             self.failing_since = t
             self.failures = 0
 
+    def forget_failures(self) -> None:
+        """The canaries so far were of a kind that the engine may not be able to answer."""
+        self.failures, self._last = 0, None
+
     def canary_ok(self, t: float) -> None:
         """A complete canary: the outage, or the time to load, starts afresh."""
         if self.failing_since is not None:

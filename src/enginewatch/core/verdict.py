@@ -8,8 +8,9 @@ How an engine is judged, in the order in which it is tried (`states.py` has the 
 3. A hang inside warm-up is shown as `warmup-X`, in shadow mode as `shadow-X`, and not acted on. Warm-up begins with the
    first answer of a process and again with each replacement, never with a flap.
 
-Beside the verdict, `canaries.py` says which canary goes out next and `identity.py` which process this is. Nothing here
-reads a clock, draws a random number or touches the outside: the same events give the same verdicts.
+Beside the verdict, `canaries.py` says which canary goes out next, `role.py` in which role and whether a failure counts,
+and `identity.py` which process this is. Nothing here reads a clock, draws a random number or touches the outside: the
+same events give the same verdicts.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from enginewatch.core.events import (
 from enginewatch.core.identity import Change, Identity, IdentityTracker
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
 from enginewatch.core.reach import Reach, is_an_answer, is_unasked
-from enginewatch.core.request import canary_request
 from enginewatch.core.rest import DOUBT_SEC, Rest
+from enginewatch.core.role import WorkerRole, role_on_page
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.core.statistics import NOT_READ
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
-from enginewatch.engines.profile import AnswerFormat, CanaryRequest, FlagEndpoint, Profile, Role
+from enginewatch.engines.profile import DYNAMIC, AnswerFormat, CanaryRequest, FlagEndpoint, Profile, Role, ToldRole
 
 DESCRIBE_POLLS: Final = 10
 """Polls between two attempts to learn the version of an engine that did not say."""
@@ -84,7 +85,8 @@ class Watch:
     Args:
         settings: the effective hot settings.
         profile: the engine's profile; None recognises it from its page (ENGINE_KIND=auto).
-        role: the worker's role, which decides the canary and whether `peer-stall` exists.
+        role: the worker's role, which decides the canary and whether `peer-stall` exists; None = what the engine says,
+            else `agg`.
         json_statistics: whether the engine's JSON statistics are read in place of its page, where it has any.
         log_channel: whether a log file is followed.
         watcher_started_ms: unix time in milliseconds, part of `observed` identities.
@@ -96,14 +98,14 @@ class Watch:
         settings: Settings,
         *,
         profile: Profile | None = None,
-        role: Role = "agg",
+        role: Role | None = None,
         json_statistics: bool = False,
         log_channel: bool = False,
         watcher_started_ms: int = 0,
         now: float,
     ) -> None:
         self.settings = settings
-        self.role: Role = role
+        self._worker = WorkerRole(role)
         self.log_channel = log_channel
         self.log_problem: str | None = None
         self.version: str | None = None
@@ -131,6 +133,8 @@ class Watch:
         self._log_hit_at = _NEVER
         self._said_stray = False
         self._said_unwatched = False
+        self._said_role_untold = False
+        self._said_roles: set[ToldRole] = set()
         self._recheck_at: float | None = None
         self._out: list[Instruction] = []
         self._story: deque[StoryEntry] = deque(maxlen=_STORY_EVENTS)
@@ -173,8 +177,21 @@ class Watch:
 
     @property
     def canary(self) -> CanaryRequest | None:
-        """The canary request as it stands: the profile's with the operator's overrides. None = canaries are off."""
+        """The canary request as it stands: the profile's with the operator's overrides.
+
+        None = canaries are off, or the engine is in no single role.
+        """
         return self._request
+
+    @property
+    def canary_role(self) -> Role:
+        """The role that `canary` is for: the engine's own word before the operator's."""
+        return self._worker.canary_role or self._worker.role
+
+    @property
+    def role(self) -> Role:
+        """The worker's role: the operator's word, else the engine's, else `agg`."""
+        return self._worker.role
 
     @property
     def core_names(self) -> tuple[str, ...]:
@@ -218,7 +235,7 @@ class Watch:
             case FlagsRead():
                 self._on_flags(event, t)
             case EngineDescribed():
-                self._on_described(event)
+                self._on_described(event, t)
             case LogHits():
                 if event.count > 0:
                     self._log_hit_at = t
@@ -253,9 +270,10 @@ class Watch:
             self._on_stray(t, recheck=event.recheck)
             return
         if self._may_be_another_kind:
-            self._recognise(event.samples)
+            self._recognise(event.samples, t)
         news = self._ledger.take(event.samples, t, begun, self._polls, recheck=event.recheck)
         self._answered(news, event, t, begun, now)
+        self._hear_role(t, on_page=role_on_page(event.samples, self._ledger.profile))
         for core in self._ledger.cores.values():
             core.note_busy(self._ledger.page, t, without_deferred=self.role != "agg")
         disbelief = self._rest.read(
@@ -404,6 +422,7 @@ class Watch:
         """The first answer of a process: warm-up begins, the arming canary goes out, and it is asked who it is."""
         self._process_since = t
         self._desk.new_process()
+        self._worker.new_process()
         self.version = None
         self._describe()
 
@@ -530,6 +549,15 @@ class Watch:
             # A request that this engine never accepted must not kill it.
             outcome = Outcome.MISCONFIGURED
         failed = outcome in FAILURES or outcome is Outcome.ERROR_ANSWER
+        if failed and not self._failures_count:
+            if not self._said_role_untold:
+                self._said_role_untold = True
+                self._log(
+                    "warning",
+                    f"a canary of role {self.canary_role} failed ({outcome}) and counts for nothing: the engine has "
+                    "not told its role; set ENGINE_ROLE",
+                )
+            return
         if done.purpose == "outage":
             # Of an engine that was never armed an error answer is misconfigured, too; but its server may be in trouble.
             self._reach.canary_answered(outcome, t, failed=failed, answered=event.answered)
@@ -592,30 +620,73 @@ class Watch:
             self._log("warning", f"the engine was {was}, then unhealthy for {DOUBT_SEC:g} s: judged again")
         self._follow_rest(t)
 
-    def _on_described(self, event: EngineDescribed) -> None:
+    def _on_described(self, event: EngineDescribed, t: float) -> None:
         self.version = event.version
         self._batches_statistics = event.batches_statistics
-        if event.role not in (None, self.role):
+        if event.kind in PROFILES and self._may_be_another_kind:
+            self._adopt(self._as_read(PROFILES[event.kind]), t)
+        elif self._profile is not None and self._profile.reads_json_statistics:
+            self._adopt(self._as_read(self._profile), t)
+        self._hear_role(t, described=event.role)
+
+    def _hear_role(self, t: float, *, on_page: ToldRole | None = None, described: ToldRole | None = None) -> None:
+        """The engine may have told its role: what was seen in another one counts for nothing."""
+        worker, before = self._worker, self._worker.role
+        if not worker.hear(on_page=on_page, described=described) or worker.told is None:
+            return
+        self._say_role(worker.told)
+        if worker.role != before:
+            for core in self._ledger.cores.values():
+                core.busy_since = None
+        request = self._request
+        self._take_request()
+        if self._request != request:
+            self._forget_canaries(t)
+
+    def _say_role(self, told: ToldRole) -> None:
+        worker = self._worker
+        if told in self._said_roles or told == (worker.role if worker.is_given else None):
+            return
+        self._said_roles.add(told)
+        if told == DYNAMIC:
             self._log(
                 "warning",
-                f"ENGINE_ROLE is {self.role}, but the engine says that it is {event.role}: the canary of another role "
-                "may wait for a partner that never comes, which reads as a hang",
+                "the engine is in no single role, so that no canary of a role is sent: give ACTIVE_PROBE_BODY, or "
+                "ACTIVE_PROBE_PATH, one that it answers in each",
             )
-        if event.kind in PROFILES and self._may_be_another_kind:
-            self._adopt(self._as_read(PROFILES[event.kind]))
-        elif self._profile is not None and self._profile.reads_json_statistics:
-            self._adopt(self._as_read(self._profile))
+        elif worker.is_given:
+            self._log(
+                "warning",
+                f"ENGINE_ROLE is {worker.role}, but the engine says that it is {told}: it is judged as {worker.role}, "
+                f"and sent the canary of role {told}, the only one that it can answer; set ENGINE_ROLE={told}",
+            )
+        else:
+            self._log("info", f"the engine says that its role is {told}: judged as that", role=told)
+
+    def _forget_canaries(self, t: float) -> None:
+        """Another canary from now on: whatever became of the ones before counts for nothing, and it has to be armed."""
+        self._abandon()
+        self._desk.armed, self._desk.arming_due = False, True
+        self._blind.forget_failures()
+        self._reach.forget_failures()
+        for core in self._ledger.cores.values():
+            core.forget_canaries()
+        self._drop_hangs(t)
+
+    @property
+    def _failures_count(self) -> bool:
+        return self._request is not None and self._worker.may_count(was_answered=self._desk.armed)
 
     @property
     def _may_be_another_kind(self) -> bool:
         return self._auto and (self._profile is None or self._blind.since is not None)
 
-    def _recognise(self, samples: Mapping[str, float]) -> None:
+    def _recognise(self, samples: Mapping[str, float], t: float) -> None:
         profile = recognise(series.partition("{")[0] for series in samples)
         if profile is not None:
             # The page is where it was found, and not where this engine has it by itself: somebody passes it on.
             path = (self._profile or UNKNOWN).metrics_path
-            self._adopt(profile if profile.metrics_path == path else replace(profile, metrics_path=path))
+            self._adopt(profile if profile.metrics_path == path else replace(profile, metrics_path=path), t)
 
     def _as_read(self, profile: Profile) -> Profile:
         """An engine as the operator wants it to be read."""
@@ -640,7 +711,7 @@ class Watch:
         hint = profile.how_to_get_metrics_in_short
         return f"{where} answers {failure.removeprefix('http_')}{f' ({hint})' if hint else ''}"
 
-    def _adopt(self, profile: Profile) -> None:
+    def _adopt(self, profile: Profile, t: float) -> None:
         known = self._profile
         if profile == known:
             return
@@ -648,8 +719,11 @@ class Watch:
         self._ledger = Ledger(profile)
         self._reach.longest_step_sec = profile.longest_step_sec
         self._adopted_bytes = 0
+        request = self._request
         self._take_request()
         if known is None or known.kind != profile.kind:
+            if profile.role_words is not None and self._request != request:
+                self._forget_canaries(t)
             self._log("info", f"the engine is {profile.title}", kind=profile.kind)
 
     def _on_settings(self, settings: Settings, t: float) -> None:
@@ -658,13 +732,17 @@ class Watch:
         self._take_request()
         if _patience(before) == _patience(settings):
             return
+        self._drop_hangs(t)
+
+    def _drop_hangs(self, t: float) -> None:
+        """End the declared hangs that would be none by what counts now."""
         conditions = self._conditions(t)
         for core in self._ledger.cores.values():
             if core.hang is not None and not still_holds(core, conditions):
                 core.hang = None
 
     def _take_request(self) -> None:
-        self._request = canary_request(self.settings, self._profile or UNKNOWN, self.role)
+        self._request = self._worker.request(self.settings, self._profile or UNKNOWN)
 
     @property
     def _can_aim(self) -> bool:
@@ -687,7 +765,7 @@ class Watch:
             self._ledger.page,
             self._last_begun,
             disaggregated=self.role != "agg",
-            canaries_on=self._request is not None,
+            canaries_on=self._failures_count,
             aimable=len(self._ledger.cores) <= 1 or self._can_aim,
             gauge_stale_sec=self._ledger.profile.gauge_stale_sec,
             log_hit_at=self._log_hit_at,
@@ -727,7 +805,7 @@ class Watch:
         """The first engine-wide state that holds, None to judge by cores."""
         canaries_on = self._request is not None
         # A resting engine is sent no canary, so there none could fail: the time alone decides.
-        asked = canaries_on and self._rest.state is None
+        asked = self._failures_count and self._rest.state is None
         found = self._reach.finding(t, self.settings, canaries_on=asked)
         if found is not None:
             return found

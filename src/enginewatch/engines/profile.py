@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 Role = Literal["agg", "prefill", "decode"]
 ROLES: tuple[Role, ...] = ("agg", "prefill", "decode")
+ToldRole = Literal["agg", "prefill", "decode", "dynamic"]
+DYNAMIC: Literal["dynamic"] = "dynamic"
+"""What an engine says that changes its role as it runs: no single one."""
 
 
 class LegKind(StrEnum):
@@ -196,6 +199,38 @@ class CanaryRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleWords:
+    """How an engine tells the role of a worker. Only where one of another role cannot answer the canary.
+
+    Attributes:
+        words: what its words mean.
+        key: of the answers of the `version_paths`.
+        label: of its series.
+        agg_beside: a label that the series have on which `agg` is to be believed; the other roles are on all.
+    """
+
+    words: Mapping[str, ToldRole]
+    key: str
+    label: str
+    agg_beside: str
+
+    def on_series(self, series: str) -> ToldRole | None:
+        """What one series in its canonical form says."""
+        word = _label_of(series, self.label)
+        told = self.words.get(word) if word is not None else None
+        return None if told == "agg" and _label_of(series, self.agg_beside) is None else told
+
+
+def _label_of(series: str, label: str) -> str | None:
+    # Every poll asks this of every series, and in the canonical form a quote within a value is escaped.
+    for before in "{,":
+        _, found, rest = series.partition(f'{before}{label}="')
+        if found:
+            return rest.partition('"')[0]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class JsonStatistics:
     """Statistics per iteration as a JSON list of objects, which reading removes: they are read only when asked for.
 
@@ -288,6 +323,8 @@ class Profile:
 
     Asked once per process, under a deadline: where an engine answers this only through its core, the profile says so.
     """
+    role_words: RoleWords | None = None
+    """How the engine tells the worker's role; None where it does not, or where that changes nothing."""
     how_to_get_metrics: str = ""
     """One sentence for `doctor`: what to change when there is no page."""
     how_to_get_legs: str = ""

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginewatch.engines.profile import (
+    DYNAMIC,
     Aim,
     AnswerFormat,
     CanaryRequest,
@@ -30,6 +31,7 @@ from enginewatch.engines.profile import (
     Metric,
     Profile,
     Queue,
+    RoleWords,
 )
 
 # The second is what the `underscores` escaping scheme, OpenTelemetry collectors and relabelling make of the first.
@@ -134,5 +136,14 @@ PROFILE = Profile(
     # Nothing else tells the version. Both go through the scheduler: a hung one does not answer. The second is the old
     # name of the first.
     version_paths=(("/server_info", "version"), ("/get_server_info", "version")),
+    # The series of older versions say `unified` in every role; those whose source tells the roles apart give the
+    # scheduler's series a moe_ep_rank as well (0.5.10.post1 and later). So `unified` without that label tells nothing,
+    # and the scheduler has to be asked.
+    role_words=RoleWords(
+        words={"null": "agg", "unified": "agg", "prefill": "prefill", "decode": "decode", "dynamic": DYNAMIC},
+        key="disaggregation_mode",
+        label="engine_type",
+        agg_beside="moe_ep_rank",
+    ),
     how_to_get_metrics="Start SGLang with --enable-metrics: without it there is no metrics page.",
 )

@@ -13,7 +13,7 @@ import msgspec
 
 from enginewatch.core.events import Event, Instruction, Verdict
 from enginewatch.core.settings import Settings
-from enginewatch.engines.profile import FlagEndpoint, Profile
+from enginewatch.engines.profile import CanaryRequest, FlagEndpoint, Profile, Role
 from enginewatch.sidecar.config import public_settings
 
 MAX_REASON_CHARS = 1000
@@ -62,6 +62,18 @@ class Judge(Protocol):
         """Its version, where it said so."""
 
     @property
+    def role(self) -> Role:
+        """The worker's role."""
+
+    @property
+    def canary(self) -> CanaryRequest | None:
+        """The canary request as it stands."""
+
+    @property
+    def canary_role(self) -> Role:
+        """The role that it is for."""
+
+    @property
     def core_names(self) -> tuple[str, ...]:
         """The cores on its page."""
 
@@ -95,7 +107,6 @@ class Board:
         judge: the judgement; None where there is nothing to watch.
         verdict: what holds until the first judgement.
         settings: the effective hot settings.
-        role: the worker's role.
         started_at: when the sidecar began, on the judgement's clock.
         clock: monotonic seconds, the judgement's clock.
         wall: unix seconds. Read once: wall-clock time that is set back must not move what people read.
@@ -107,7 +118,6 @@ class Board:
         judge: Judge | None,
         verdict: Verdict,
         settings: Settings,
-        role: str,
         started_at: float,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -115,7 +125,6 @@ class Board:
         self.judge = judge
         self.verdict = verdict
         self.settings = settings
-        self.role = role
         self.clock = clock
         self.started_at = started_at
         self.judged_at = started_at

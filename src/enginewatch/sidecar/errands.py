@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from enginewatch.client.target import CanaryReport, Description, ScrapeFailure
 from enginewatch.core.events import CanaryDone, EngineDescribed, Event, Flags, FlagsRead, Outcome, StartCanary
-from enginewatch.core.request import canary_request
-from enginewatch.engines import UNKNOWN
 from enginewatch.engines.profile import Aim, CanaryRequest, FlagEndpoint, Profile, Role
 from enginewatch.sidecar.board import Board, Judge
 from enginewatch.sidecar.faults import Faults
@@ -69,14 +67,13 @@ class Errands:
     """Runs them, one of each kind at a time.
 
     Args:
-        judge: the judgement, read for the engine's profile and version.
+        judge: the judgement, read for the canary and for the engine's profile and version.
         client: asks the engine.
         board: the settings in force and the clock.
         metrics: the sidecar's own metrics.
         faults: takes note of survived exceptions.
         report: hands an event to the judgement.
         scrape: scrapes for a recheck and hands the result over.
-        role: the worker's role.
     """
 
     def __init__(
@@ -89,7 +86,6 @@ class Errands:
         faults: Faults,
         report: Callable[[Event], object],
         scrape: Callable[[], Awaitable[object]],
-        role: Role,
     ) -> None:
         self._judge = judge
         self._client = client
@@ -98,7 +94,6 @@ class Errands:
         self._faults = faults
         self._report = report
         self._scrape = scrape
-        self._role = role
         self._tasks: set[asyncio.Task[None]] = set()
         self._canary: tuple[int, asyncio.Task[None]] | None = None
         self._describing: asyncio.Task[None] | None = None
@@ -151,7 +146,7 @@ class Errands:
 
     async def _ask_canary(self, order: StartCanary) -> tuple[Outcome, str, bool]:
         try:
-            request = canary_request(self._board.settings, self._judge.profile or UNKNOWN, self._role)
+            request = self._judge.canary
             if request is None:
                 return Outcome.MISCONFIGURED, "canaries were switched off", False
             aim = request.aim_for(self._judge.version) if order.core is not None else None
@@ -162,7 +157,7 @@ class Errands:
                     cores=self._judge.core_names,
                     aim=aim,
                     deadline_sec=order.deadline_sec,
-                    role=self._role,
+                    role=self._judge.canary_role,
                 )
         except TimeoutError:
             return Outcome.TIMEOUT, "its deadline was noticed too late", False  # the judgement sees by how much

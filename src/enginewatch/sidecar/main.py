@@ -118,7 +118,6 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal) -> Non
         judge=judge,
         verdict=judge.verdict if judge is not None else _nothing_to_watch(now),
         settings=source.settings,
-        role=options.engine_role,
         started_at=now,
         clock=loop.time,
         wall=time.time,
@@ -150,7 +149,6 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal) -> Non
             keeper=keeper,
             tail=tail,
             fixed_signatures=bool(options.log_hang_pattern),
-            role=options.engine_role,
         )
         watching = loop.create_task(shell.run())
     gc.collect()
@@ -180,7 +178,7 @@ def _judge(options: Options, settings: Settings, now: float, *, follows_log: boo
     return Watch(
         settings,
         profile=PROFILES.get(options.engine_kind),
-        role=options.engine_role,
+        role=options.engine_role or None,
         json_statistics=options.trtllm_json_stats,
         log_channel=follows_log,
         watcher_started_ms=round(time.time() * 1000),
@@ -223,7 +221,7 @@ def _say_hello(options: Options, sock: socket.socket, journal: Journal) -> None:
         url=url_of(sock),
         engine_url=options.engine_url,
         engine_kind=options.engine_kind,
-        engine_role=options.engine_role,
+        engine_role=options.engine_role or "as the engine says",
     )
     for problem in options.problems:
         loud = problem.key == "ENGINE_URL"

@@ -196,7 +196,7 @@ class _BoardCollector(Collector):
         yield from self._of_cores()
 
     def _of_the_engine(self) -> Iterator[Metric]:
-        board, judge = self._board, self._board.judge
+        judge = self._board.judge
         info = GaugeMetricFamily(
             PREFIX + "engine_info",
             "Who the engine is; absent until it has been identified.",
@@ -207,7 +207,7 @@ class _BoardCollector(Collector):
             restarts = judge.restarts
             if judge.identity is not None:
                 kind = judge.profile.kind if judge.profile is not None else "unknown"
-                info.add_metric([judge.identity.engine_id, str(judge.identity.source), kind, board.role], 1)
+                info.add_metric([judge.identity.engine_id, str(judge.identity.source), kind, judge.role], 1)
         yield info
         yield CounterMetricFamily(
             PREFIX + "engine_restarts", "Replacements of the engine's process seen so far.", value=restarts

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from enginewatch.engines import KINDS
 from enginewatch.engines.profile import ROLES, Role
@@ -60,7 +60,7 @@ class Options:
     listen: Address
     config_file: str
     engine_kind: str
-    engine_role: Role
+    engine_role: Role | Literal[""]
     log_file: str
     log_hang_pattern: str
     engine_api_key_file: str
@@ -208,7 +208,7 @@ _OPTIONS = (
     _Option("listen", DEFAULT_LISTEN, "address to answer on; port 0 takes any free one", parse_listen, "ADDRESS"),
     _Option("config_file", DEFAULT_CONFIG_FILE, "JSON file of hot settings, read again when it changes", str, "PATH"),
     _Option("engine_kind", "auto", f"{' | '.join(KINDS)}; auto reads it from the page", parse_kind, "KIND"),
-    _Option("engine_role", "agg", f"{' | '.join(ROLES)}", parse_role, "ROLE"),
+    _Option("engine_role", "", f"{' | '.join(ROLES)}; unless given what the engine says, else agg", parse_role, "ROLE"),
     _Option("log_file", "", "the engine's log, a path or a glob (newest match); off unless given", str, "PATH"),
     _Option("log_hang_pattern", "", "RE2 pattern that replaces the engine's own log signatures", parse_pattern, "RE2"),
     _Option("engine_api_key_file", "", "file that holds the engine's API key, read before each use", str, "PATH"),

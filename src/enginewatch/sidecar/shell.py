@@ -35,7 +35,6 @@ from enginewatch.core.events import (
     Verdict,
 )
 from enginewatch.core.states import EVERYDAY
-from enginewatch.engines.profile import Role
 from enginewatch.sidecar.board import Board, Judge
 from enginewatch.sidecar.errands import GRACE_SEC, Client, Errands, forever
 from enginewatch.sidecar.faults import Faults
@@ -64,7 +63,6 @@ class Shell:
         keeper: the hot settings.
         tail: the engine's log, if it is followed.
         fixed_signatures: whether the tail's signatures are the operator's, not the engine's.
-        role: the worker's role.
     """
 
     def __init__(
@@ -80,7 +78,6 @@ class Shell:
         keeper: SettingsKeeper,
         tail: LogTail | None = None,
         fixed_signatures: bool = False,
-        role: Role = "agg",
     ) -> None:
         self._judge = judge
         self._client = client
@@ -103,7 +100,6 @@ class Shell:
             faults=faults,
             report=self._feed,
             scrape=lambda: self._scrape(recheck=True),
-            role=role,
         )
 
     async def run(self) -> None:
