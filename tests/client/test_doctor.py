@@ -160,9 +160,22 @@ async def test_a_role_that_the_engine_contradicts_is_told(serve: Serve, role: Ro
         "/server_info": response('{"version": "0.5.23", "disaggregation_mode": "decode"}'),
         "/v1/models": response(json.dumps({"data": [{"id": "tiny", "owned_by": "sglang"}]})),
     }
-    found = await examine(await serve(Recorder(answers)), role=role)
+    engine = Recorder(answers)
+    found = await examine(await serve(engine), role=role)
     assert (found.role_told, found.version, found.model) == ("decode", "0.5.23", "tiny")
     assert ("Set ENGINE_ROLE=decode" in said(found, "warning")) == is_wrong
+    canaries = [request for request in engine.requests if request.startswith(b"POST /generate ")]
+    assert canaries
+    assert all(b"bootstrap_host" in canary for canary in canaries), "no other can be answered"
+
+
+async def test_an_engine_in_no_single_role_is_sent_no_canary_of_one(serve: Serve) -> None:
+    page = (DATA / "sglang-0.5.23-collector-generated.prom").read_bytes()
+    engine = Recorder({"/metrics": response(page.replace(b'engine_type="unified"', b'engine_type="dynamic"'))})
+    found = await examine(await serve(engine))
+    assert (found.role, found.role_from, found.role_told) == ("agg", "default", "dynamic")
+    assert "no single role" in said(found, "warning")
+    assert not [request for request in engine.requests if request.startswith(b"POST ")]
 
 
 # --- engines that are not -------------------------------------------------------------------------------------------

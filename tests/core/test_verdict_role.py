@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 from direct_watch import DirectWatch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from scripted_sglang import ScriptedSGLang
 from virtual_shell import ScriptedEngine, VirtualShell
 
@@ -14,10 +16,11 @@ from enginewatch.core.events import CanaryDone, EngineDescribed, Log, Outcome
 from enginewatch.core.role import role_on_page
 from enginewatch.core.settings import Settings
 from enginewatch.engines import PROFILES
-from enginewatch.engines.profile import Role, ToldRole
+from enginewatch.engines.profile import ROLES, Role, ToldRole
 
 OWN_BODY = '{"input_ids": [0], "sampling_params": {"max_new_tokens": 1}, "bootstrap_host": "2.2.2.2"}'
 SGLANG = PROFILES["sglang"]
+HONEST: dict[Role, str] = {"agg": "unified", "prefill": "prefill", "decode": "decode"}
 
 
 def worker(works_as: Role, *, page: str | None = None, says: ToldRole | None = None) -> ScriptedSGLang:
@@ -27,10 +30,8 @@ def worker(works_as: Role, *, page: str | None = None, says: ToldRole | None = N
     return engine
 
 
-def watch(
-    engine: ScriptedEngine, *, role: Role | None = None, kind: str = "sglang", **settings: object
-) -> VirtualShell:
-    return VirtualShell(engine, Settings(warmup_sec=0, **settings), kind=kind, role=role)  # type: ignore[arg-type]
+def watch(engine: ScriptedEngine, *, role: Role | None = None, kind: str = "sglang", **changes: object) -> VirtualShell:
+    return VirtualShell(engine, Settings(warmup_sec=0, **changes), kind=kind, role=role)  # type: ignore[arg-type]
 
 
 def _restart(engine: ScriptedEngine, **changes: object) -> None:
@@ -149,6 +150,56 @@ def test_a_canary_under_way_is_taken_back_when_the_role_turns_out_to_be_another(
     assert not any(isinstance(event, CanaryDone) and event.outcome is not Outcome.OK for _, event in shell.events)
 
 
+@pytest.mark.parametrize(("failure", "hang"), [("http_404", "canary-hang"), ("timeout", "unreach-hang")])
+@pytest.mark.parametrize(("said", "ends"), [("decode", True), ("agg", False)])
+def test_nor_do_those_that_failed_without_a_page(failure: str, hang: str, said: ToldRole, ends: bool) -> None:
+    direct = DirectWatch(Settings(warmup_sec=0, stall_sec=20), kind="sglang", role="agg")
+    direct.page(0.0, {'sglang:realtime_tokens_total{mode="decode"}': 5.0})
+    _fail_canaries(direct, failure)
+    assert direct.state == hang
+    direct._take(EngineDescribed("sglang", "0.5.23", role=said), 200.0)
+    assert direct.acting is not ends
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("sglang", True), ("vllm", False)])
+def test_nor_do_those_sent_before_it_was_known_that_the_engine_has_roles(kind: str, ends: bool) -> None:
+    direct = DirectWatch(Settings(warmup_sec=0, stall_sec=20), kind="auto", role=None)
+    _fail_canaries(direct, "http_404")
+    assert direct.state == "canary-hang"
+    direct._take(EngineDescribed(kind), 200.0)
+    assert direct.acting is not ends
+
+
+def _fail_canaries(direct: DirectWatch, failure: str) -> None:
+    for t in range(1, 200, 5):
+        direct.fails(float(t), failure)
+        if direct.watch._desk.in_flight is not None:
+            direct.canary(t + 4.0, Outcome.TIMEOUT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(ROLES),
+    st.sampled_from(["honest", "unified", None]),
+    st.sampled_from(["at once", "late", "never"]),
+    st.sampled_from(["auto", "sglang"]),
+    st.sampled_from([None, *ROLES]),
+    st.lists(st.tuples(st.floats(1, 250), st.sampled_from(["busy", "idle", "restart"])), max_size=4),
+)
+def test_no_healthy_worker_is_ever_declared_hung(
+    works_as: Role, page: str | None, says: str, kind: str, role: Role | None, life: list[tuple[float, str]]
+) -> None:
+    # A wrong ENGINE_ROLE that nothing contradicts in time is all there is to go by.
+    assume(role in (None, works_as) or page == "honest" or says == "at once")
+    engine = worker(works_as, page=HONEST[works_as] if page == "honest" else page)
+    engine.has_ep_rank = page == "honest"
+    engine.says_role = None if says == "never" else works_as
+    engine.describe_sec = 100.0 if says == "late" else 0.01
+    for t, what in life:
+        engine.at(t, getattr(ScriptedEngine, what))
+    assert watch(engine, role=role, kind=kind).run(300).acted() == []
+
+
 def test_peer_stall_exists_in_a_role_that_the_engine_told() -> None:
     engine = worker("decode", page="decode")
     engine.queues["num_decode_transfer_queue_reqs"] = 2.0
@@ -175,12 +226,12 @@ def test_an_engine_that_never_tells_a_role_is_judged_as_aggregated() -> None:
 
 
 @pytest.mark.parametrize("page", ["decode", None])
-@pytest.mark.parametrize("given", ["agg", "prefill"])
-def test_a_wrong_engine_role_kills_no_healthy_worker(given: Role, page: str | None) -> None:
-    shell = watch(worker("decode", page=page, says="decode"), role=given).run(300)
+@pytest.mark.parametrize("named", ["agg", "prefill"])
+def test_a_wrong_engine_role_kills_no_healthy_worker(named: Role, page: str | None) -> None:
+    shell = watch(worker("decode", page=page, says="decode"), role=named).run(300)
     assert shell.acted() == []
     assert outcomes(shell) == {Outcome.OK}
-    warned = logged(shell, f"ENGINE_ROLE is {given}")
+    warned = logged(shell, f"ENGINE_ROLE is {named}")
     assert [line.level for line in warned] == ["warning"]
     assert "set ENGINE_ROLE=decode" in warned[0].event
 
@@ -199,9 +250,9 @@ def test_a_worker_with_a_wrong_engine_role_is_found_when_it_hangs() -> None:
     assert watch(engine, role="agg").run(200).state == "stall-hang"
 
 
-@pytest.mark.parametrize(("given", "page"), [("decode", "decode"), ("agg", "unified"), ("decode", None)])
-def test_a_right_or_untold_role_is_not_warned_of(given: Role, page: str | None) -> None:
-    shell = watch(worker(given, page=page), role=given).run(60)
+@pytest.mark.parametrize(("named", "page"), [("decode", "decode"), ("agg", "unified"), ("decode", None)])
+def test_a_right_or_untold_role_is_not_warned_of(named: Role, page: str | None) -> None:
+    shell = watch(worker(named, page=page), role=named).run(60)
     assert logged(shell, "ENGINE_ROLE") == []
 
 
@@ -220,9 +271,9 @@ def test_an_old_release_that_calls_itself_unified_contradicts_nobody() -> None:
 # --- no single role -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [None, "agg", "decode"])
-def test_an_engine_that_switches_its_role_is_sent_no_canary_of_a_role(given: Role | None) -> None:
-    shell = watch(worker("decode", page="dynamic"), role=given).run(300)
+@pytest.mark.parametrize("named", [None, "agg", "decode"])
+def test_an_engine_that_switches_its_role_is_sent_no_canary_of_a_role(named: Role | None) -> None:
+    shell = watch(worker("decode", page="dynamic"), role=named).run(300)
     assert shell.canaries == []
     assert shell.acted() == []
     assert len(logged(shell, "no single role")) == 1

@@ -145,6 +145,10 @@ def _asked(profile: Profile) -> Iterator[Row]:
         )
     for path, key in profile.version_paths:
         yield "version", f"GET `{path}`", f"key `{key}`"
+    words = profile.role_words
+    if words is not None:
+        where = f"label `{words.label}`, else key `{words.key}` beside the version"
+        yield "role", where, f"`agg` by the label only beside `{words.agg_beside}`"
     for owner in profile.owners:
         yield "recognised by", "GET `/v1/models`", f"`owned_by` is `{owner}`"
 

@@ -631,13 +631,10 @@ class Watch:
 
     def _hear_role(self, t: float, *, on_page: ToldRole | None = None, described: ToldRole | None = None) -> None:
         """The engine may have told its role: what was seen in another one counts for nothing."""
-        worker, before = self._worker, self._worker.role
+        worker = self._worker
         if not worker.hear(on_page=on_page, described=described) or worker.told is None:
             return
         self._say_role(worker.told)
-        if worker.role != before:
-            for core in self._ledger.cores.values():
-                core.busy_since = None
         request = self._request
         self._take_request()
         if self._request != request:
