@@ -10,7 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 from xml.etree import ElementTree
@@ -92,33 +93,65 @@ def assert_all_gone(pids: dict[int, str]) -> None:
         time.sleep(0.05)
 
 
+@dataclass(frozen=True)
+class Played:
+    """A demo that is being played, with a directory and processes of its own."""
+
+    process: subprocess.Popen[str]
+    started: dict[int, str]
+    directory: Path
+
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code, output and errors; waits for them."""
+        out, error = self.process.communicate()
+        return self.process.returncode, out, error
+
+
+# What is meant for another sidecar must not change the story.
+WHOLE_STORIES = {
+    **{engine: (("--engine", engine), {"MODE": "shadow", "STALL_SEC": "1"}) for engine in PARTS},
+    "no hang reported": (("--set", "mode=shadow"), {}),
+}
+
+
+@pytest.fixture(scope="module")
+def whole_stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Played]]:
+    """All of them at the same time, since they mostly wait; one begins when the one before it is set up."""
+    with ExitStack() as stack:
+        played: dict[str, Played] = {}
+        for name, (arguments, environment) in WHOLE_STORIES.items():
+            directory = tmp_path_factory.mktemp("demo")
+            svg = ("--svg", str(directory / "demo.svg"))
+            process = stack.enter_context(demo(*arguments, *svg, tmp_path=directory, **environment))
+            wait_for_line(process, "[1/")
+            played[name] = Played(process, descendants(process.pid), directory)
+        yield played
+
+
 @pytest.mark.timeout(WHOLE_STORY_SEC)
 @pytest.mark.parametrize("engine", list(PARTS))
-def test_the_whole_story_is_seen_as_expected(engine: str, tmp_path: Path) -> None:
-    picture = tmp_path / "demo.svg"
-    # What is meant for another sidecar must not change the story.
-    with demo("--engine", engine, "--svg", str(picture), tmp_path=tmp_path, MODE="shadow", STALL_SEC="1") as process:
-        wait_for_line(process, "[1/")
-        started = descendants(process.pid)
-        out, error = process.communicate()
-    assert process.returncode == 0, out + error
+def test_the_whole_story_is_seen_as_expected(engine: str, whole_stories: dict[str, Played]) -> None:
+    story = whole_stories[engine]
+    code, out, error = story.end()
+    assert code == 0, out + error
     assert error == ""
     assert "\x1b" not in out
     assert re.search(r"All \d+ steps as expected", out)
     assert "FAILED" not in out
-    assert len(started) >= 3
-    assert_all_gone(started)
-    assert [path.name for path in tmp_path.iterdir()] == ["demo.svg"]
-    text = picture.read_text()
+    assert len(story.started) >= 3
+    assert_all_gone(story.started)
+    assert [path.name for path in story.directory.iterdir()] == ["demo.svg"]
+    text = (story.directory / "demo.svg").read_text()
     ElementTree.fromstring(text)
     assert "url(http" not in text
 
 
 @pytest.mark.timeout(WHOLE_STORY_SEC)
-def test_a_sidecar_that_reports_no_hang_fails_the_demo_and_the_steps_are_named(tmp_path: Path) -> None:
-    with demo("--set", "mode=shadow", tmp_path=tmp_path) as process:
-        out, error = process.communicate()
-    assert process.returncode == 1, out + error
+def test_a_sidecar_that_reports_no_hang_fails_the_demo_and_the_steps_are_named(
+    whole_stories: dict[str, Played],
+) -> None:
+    code, out, error = whole_stories["no hang reported"].end()
+    assert code == 1, out + error
     failed = re.findall(r"^\[(\d)/\d\] FAILED: (.+?) \(", out, re.MULTILINE)
     assert [number for number, _ in failed] == ["4", "5", "6", "7"]
     assert "expected 503 within" in out
