@@ -28,7 +28,6 @@ from pathlib import Path
 
 from tests.real.install_vllm import (
     BROKEN,
-    OK,
     ROOT,
     UNOBTAINABLE,
     InstallError,
@@ -37,6 +36,7 @@ from tests.real.install_vllm import (
     only_one,
     pip_environment,
     remove_old,
+    tell,
 )
 
 LOCK = ROOT / "requirements" / "real-llamacpp.txt"
@@ -284,16 +284,7 @@ def ensure() -> Path:
 
 
 def main() -> int:
-    try:
-        print(ensure())
-    except InstallError as error:
-        excused = error.code == UNOBTAINABLE
-        say("=" * 100)
-        say("THE REAL llama.cpp CANNOT BE HAD HERE: its tests will be SKIPPED" if excused else "IT IS BROKEN")
-        say(str(error))
-        say("=" * 100)
-        return error.code
-    return OK
+    return tell("THE REAL llama.cpp", ensure, say)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 OK = 0
@@ -264,17 +264,22 @@ def ensure() -> Path:
     return target
 
 
-def main() -> int:
+def tell(what: str, ensure: Callable[[], Path], say: Callable[[str], None]) -> int:
+    """Prints where the engine is, or loudly why it is not to be had; returns the exit code."""
     try:
         print(ensure())
     except InstallError as error:
         excused = error.code == UNOBTAINABLE
         say("=" * 100)
-        say("THE REAL vLLM CANNOT BE HAD HERE: its tests will be SKIPPED" if excused else "THE REAL vLLM IS BROKEN")
+        say(f"{what} CANNOT BE HAD HERE: its tests will be SKIPPED" if excused else f"{what} IS BROKEN")
         say(str(error))
         say("=" * 100)
         return error.code
     return OK
+
+
+def main() -> int:
+    return tell("THE REAL vLLM", ensure, say)
 
 
 if __name__ == "__main__":

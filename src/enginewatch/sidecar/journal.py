@@ -11,10 +11,7 @@ import os
 import select
 import sys
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, Literal
 
 MAX_LINE_BYTES = 4096
 """Longest line; also what a pipe that reports itself writable is certain to take (PIPE_BUF)."""
