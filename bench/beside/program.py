@@ -131,7 +131,7 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # what it starts itself ends with it
+                process_group=0,  # what it starts itself ends with it; not a session, see tests/real/engine.py
             )
         except OSError as error:
             self._stack.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,25 @@ from enginewatch.sidecar.signatures import Signatures
 pytestmark = pytest.mark.looptime
 
 HUNG = Verdict("stall-hang", True, True, "core 0: no progress for 30 s", "0", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _the_log_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread: time is virtual here, and on a busy machine a second of it passes before a real thread has begun."""
+
+    class AtOnce(concurrent.futures.Executor):
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def submit(self, read: Callable[..., Any], /, *args: Any, **more: Any) -> concurrent.futures.Future[Any]:
+            done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            try:
+                done.set_result(read(*args, **more))
+            except Exception as error:
+                done.set_exception(error)
+            return done
+
+    monkeypatch.setattr("enginewatch.sidecar.logtail.concurrent.futures.ThreadPoolExecutor", AtOnce)
 
 
 def once(kind: type[Event], *instructions: Instruction) -> Callable[[Event, float], list[Instruction]]:
