@@ -9,24 +9,23 @@ How an engine is judged, in the order in which it is tried (`states.py` has the 
    first answer of a process and again with each replacement, never with a flap.
 
 Beside the verdict, `canaries.py` says which canary goes out next, `role.py` in which role and whether a failure counts,
-and `identity.py` which process this is. Nothing here reads a clock, draws a random number or touches the outside: the
-same events give the same verdicts.
+`canary_answers.py` what an answer counts for, and `identity.py` which process this is. Nothing here reads a clock,
+draws a random number or touches the outside: the same events give the same verdicts.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
 from enginewatch.core import explain as explain_module
 from enginewatch.core.blind import Blindness, how_long_canaries_take_sec
-from enginewatch.core.canaries import LATE_SEC, CanaryDesk, InFlight, Purpose, next_core
+from enginewatch.core.canaries import CanaryDesk, InFlight, Purpose, next_core
+from enginewatch.core.canary_answers import count_answer
 from enginewatch.core.clock import GapClock
 from enginewatch.core.core_rules import Conditions, is_busy, judge_core, log_speaks, recheck_at, still_holds
 from enginewatch.core.events import (
-    FAILURES,
     AbandonCanary,
     CanaryDone,
     CaptureEvidence,
@@ -39,7 +38,6 @@ from enginewatch.core.events import (
     Log,
     LogChannelChanged,
     LogHits,
-    Outcome,
     Publish,
     ReadFlags,
     Rescrape,
@@ -58,25 +56,13 @@ from enginewatch.core.role import WorkerRole, role_on_page
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.core.statistics import NOT_READ
+from enginewatch.core.story import Story, StoryEntry
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
 from enginewatch.engines.profile import DYNAMIC, AnswerFormat, CanaryRequest, FlagEndpoint, Profile, Role, ToldRole
 
 DESCRIBE_POLLS: Final = 10
 """Polls between two attempts to learn the version of an engine that did not say."""
-_STORY_EVENTS: Final = 400
-_STORY_SAMPLES: Final = 20_000
-_SAMPLE_BYTES: Final = 128
-"""A series that was not on the page before weighs one sample more for each so many bytes; others are held once."""
 _NEVER: Final = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class StoryEntry:
-    """One event and the state after it, on the caller's clock."""
-
-    now: float
-    event: Event
-    state: str
 
 
 class Watch:
@@ -137,9 +123,7 @@ class Watch:
         self._said_roles: set[ToldRole] = set()
         self._recheck_at: float | None = None
         self._out: list[Instruction] = []
-        self._story: deque[StoryEntry] = deque(maxlen=_STORY_EVENTS)
-        self._story_weights: deque[int] = deque()
-        self._story_weight = 0
+        self._story = Story()
         self._adopted_bytes = 0
         self._finding = Finding("startup", "no page from the engine yet: it is loading")
         self._standing = self._finding
@@ -209,7 +193,7 @@ class Watch:
 
     def story(self) -> list[StoryEntry]:
         """The most recent events with the state after each; feeding them to a new Watch gives the same states."""
-        return list(self._story)
+        return self._story.entries()
 
     # --- the one way in ---------------------------------------------------------------------------------------------
 
@@ -524,64 +508,32 @@ class Watch:
         done = self._desk.finish(event.token)
         if done is None:
             return
-        outcome = event.outcome
-        if outcome is Outcome.UNASKED:
-            self._desk.put_off()
-            return
-        core = self._core_of(done)
-        if outcome is Outcome.OK:
-            self._desk.armed = True
-            self._blind.proof(t, Outcome.OK)
-            self._reach.canary_ok(t)
-            if core is not None:
-                core.canary_ok_at, core.canary_ok_begun = t, done.begun
-                core.prove(t, Proof.CANARY)
-            return
-        late_sec = t - done.deadline_at
-        if outcome in (Outcome.TIMEOUT, Outcome.FROZEN) and late_sec > LATE_SEC:
-            if not self._desk.starved:
-                self._log("warning", f"a canary's deadline was noticed {late_sec:.1f} s late: the watcher lacks CPU")
-            self._desk.starved = True
-            self._desk.ask_again(done, core)
-            return
-        self._desk.starved = False
-        if outcome is Outcome.ERROR_ANSWER and not self._desk.armed:
-            # A request that this engine never accepted must not kill it.
-            outcome = Outcome.MISCONFIGURED
-        failed = outcome in FAILURES or outcome is Outcome.ERROR_ANSWER
-        if failed and not self._failures_count:
-            if not self._said_role_untold:
-                self._said_role_untold = True
-                self._log(
-                    "warning",
-                    f"a canary of role {self.canary_role} failed ({outcome}) and counts for nothing: the engine has "
-                    "not told its role; set ENGINE_ROLE",
-                )
-            return
-        if done.purpose == "outage":
-            # Of an engine that was never armed an error answer is misconfigured, too; but its server may be in trouble.
-            self._reach.canary_answered(outcome, t, failed=failed, answered=event.answered)
-            if self._reach.only_answers and not self._said_unwatched and self._reach.lasts_too_long(t, self.settings):
+        news = count_answer(
+            event,
+            done,
+            t,
+            core=self._core_of(done),
+            desk=self._desk,
+            blind=self._blind,
+            reach=self._reach,
+            failures_count=self._failures_count,
+        )
+        if news.late_sec is not None:
+            self._log("warning", f"a canary's deadline was noticed {news.late_sec:.1f} s late: the watcher lacks CPU")
+        if news.uncounted is not None and not self._said_role_untold:
+            self._said_role_untold = True
+            self._log(
+                "warning",
+                f"a canary of role {self.canary_role} failed ({news.uncounted}) and counts for nothing: the engine has "
+                "not told its role; set ENGINE_ROLE",
+            )
+        if news.in_outage and not self._said_unwatched:
+            reach = self._reach
+            if reach.only_answers and reach.lasts_too_long(t, self.settings):
                 self._said_unwatched = True
                 self._log("error", "/metrics fails and canaries are refused: the engine is not watched")
-            return
-        if done.purpose == "blind":
-            self._blind.canary_answered(outcome, failed=failed)
-        if core is None or done.begun < core.counter_proof_at:
-            return
-        if failed:
-            # A gauge that rose since makes it no failure of this freeze, but does not answer a log signature.
-            core.failed_begun, core.failed_ended = done.begun, t
-        if done.begun < core.proof_at:
-            return
-        if failed:
-            core.run.failed(done.begun, t, outcome)
-            if core.hang is None and self._reach.phase == "running":
-                # What we know of the core is older than this failure: look again before judging. After a patient canary
-                # as well: legs may be back on the page that was begun a moment before.
-                self._recheck(t, t)
-        else:
-            core.run.neither(outcome)
+        if news.look_again:
+            self._recheck(t, t)
 
     def _core_of(self, done: InFlight) -> Core | None:
         """The core that an answer speaks for: the one aimed at, or the only one there is."""
@@ -861,23 +813,9 @@ class Watch:
         self._out.append(Log(level, event, fields))
 
     def _remember(self, event: Event, now: float) -> None:
-        story = self._story
-        if len(story) == _STORY_EVENTS:
-            self._forget_oldest()
-        weight = 0
-        if type(event) is Scraped:
-            adopted = self._ledger.adopted_bytes
-            weight = len(event.samples) + (adopted - self._adopted_bytes) // _SAMPLE_BYTES
-            self._adopted_bytes = adopted
-        story.append(StoryEntry(now, event, self._verdict.state))
-        self._story_weights.append(weight)
-        self._story_weight += weight
-        while self._story_weight > _STORY_SAMPLES and len(story) > 1:
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        self._story.popleft()
-        self._story_weight -= self._story_weights.popleft()
+        adopted = self._ledger.adopted_bytes
+        self._story.remember(StoryEntry(now, event, self._verdict.state), adopted - self._adopted_bytes)
+        self._adopted_bytes = adopted
 
     def _facts(self, now: float) -> explain_module.Facts:
         reach, blind = self._reach, self._blind
