@@ -223,12 +223,12 @@ class Running:
         return nanoseconds / 1e9
 
     def _pids(self) -> list[int]:
-        """Everything in the session that it began."""
+        """Everything in the group that it began."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = stat.read_text().rpartition(")")[2].split()
-                if fields[0] != "Z" and int(fields[3]) == self._process.pid:
+                if fields[0] != "Z" and int(fields[2]) == self._process.pid:
                     found.append(int(stat.parent.name))
         return found
 
