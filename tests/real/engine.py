@@ -210,7 +210,7 @@ class VllmProcess:
                 stderr=subprocess.STDOUT,
                 # A group, and not a session: each session is a scheduling group of its own where the kernel groups by
                 # them (sched_autogroup_enabled), and next to one with frozen processes the others, the sidecar's among
-                # them, waited up to 10 s for a CPU (measured on Linux 6.18; never within one session).
+                # them, were seen to wait for seconds for a CPU (Linux 6.18), so that /healthz was silent.
                 process_group=0,
             )
 
