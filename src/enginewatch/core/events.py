@@ -120,6 +120,18 @@ class FlagsRead:
 
 
 @dataclass(frozen=True, slots=True)
+class KvBootstrapRead:
+    """The engine's Mooncake bootstrap server was asked: data-parallel rank -> KV engine id.
+
+    Empty: it told none, and `failure` says why in a short phrase for people, never the server's own text.
+    """
+
+    started_at: float
+    engine_ids: Mapping[str, str]
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LogHits:
     """Lines that match a hang signature were read since the last time; `patterns` are the patterns' indices."""
 
@@ -152,6 +164,7 @@ Event = (
     | EngineDescribed
     | CanaryDone
     | FlagsRead
+    | KvBootstrapRead
     | LogHits
     | LogChannelChanged
     | SettingsChanged

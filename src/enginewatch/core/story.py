@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from enginewatch.core.events import Event, Scraped
+from enginewatch.core.events import Event, KvBootstrapRead, Scraped
 
 _EVENTS: Final = 400
 _SAMPLES: Final = 20_000
@@ -39,8 +39,7 @@ class Story:
         """One more event. `new_name_bytes`: bytes of series names that its page was the first to bring."""
         if len(self._entries) == _EVENTS:
             self._forget_oldest()
-        event = entry.event
-        weight = len(event.samples) + max(0, new_name_bytes) // _SAMPLE_BYTES if type(event) is Scraped else 0
+        weight = _weight(entry.event, new_name_bytes)
         self._entries.append(entry)
         self._weights.append(weight)
         self._weight += weight
@@ -54,3 +53,10 @@ class Story:
     def _forget_oldest(self) -> None:
         self._entries.popleft()
         self._weight -= self._weights.popleft()
+
+
+def _weight(event: Event, new_name_bytes: int) -> int:
+    if type(event) is Scraped:
+        return len(event.samples) + max(0, new_name_bytes) // _SAMPLE_BYTES
+    # A rank and its id are two texts, that of the id as long as a name.
+    return 2 * len(event.engine_ids) if type(event) is KvBootstrapRead else 0

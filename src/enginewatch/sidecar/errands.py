@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from enginewatch.client.target import CanaryReport, Description, ScrapeFailure
-from enginewatch.core.events import CanaryDone, EngineDescribed, Event, Flags, FlagsRead, Outcome, StartCanary
+from enginewatch.core.events import (
+    CanaryDone,
+    EngineDescribed,
+    Event,
+    Flags,
+    FlagsRead,
+    KvBootstrapRead,
+    Outcome,
+    StartCanary,
+)
 from enginewatch.engines.profile import Aim, CanaryRequest, FlagEndpoint, Profile, Role
 from enginewatch.sidecar.board import Board, Judge
 from enginewatch.sidecar.faults import Faults
 from enginewatch.sidecar.metrics import Metrics
 
+if TYPE_CHECKING:
+    from enginewatch.client.kv_bootstrap import KvAnswer
+
 FLAGS_TIMEOUT_SEC = 1.0
+KV_BOOTSTRAP_TIMEOUT_SEC = 2.0
 GRACE_SEC = 10.0
 """How much later than its own deadline a question is given up by force. Long, because after a stretch in which the
 whole machine stood still both would be over at once, and only the question's own deadline says how it ended."""
@@ -63,6 +76,16 @@ class Client(Protocol):
         """Break what is under way."""
 
 
+class KvServer(Protocol):
+    """What the sidecar needs of `client.kv_bootstrap.KvBootstrap`."""
+
+    async def read(self, *, timeout_sec: float) -> KvAnswer:
+        """Ask which KV engines it knows."""
+
+    def close(self) -> None:
+        """Break what is under way."""
+
+
 class Errands:
     """Runs them, one of each kind at a time.
 
@@ -74,6 +97,7 @@ class Errands:
         faults: takes note of survived exceptions.
         report: hands an event to the judgement.
         scrape: scrapes for a recheck and hands the result over.
+        kv_server: the engine's Mooncake bootstrap server, if there is one to ask.
     """
 
     def __init__(
@@ -86,6 +110,7 @@ class Errands:
         faults: Faults,
         report: Callable[[Event], object],
         scrape: Callable[[], Awaitable[object]],
+        kv_server: KvServer | None = None,
     ) -> None:
         self._judge = judge
         self._client = client
@@ -94,9 +119,11 @@ class Errands:
         self._faults = faults
         self._report = report
         self._scrape = scrape
+        self._kv_server = kv_server
         self._tasks: set[asyncio.Task[None]] = set()
         self._canary: tuple[int, asyncio.Task[None]] | None = None
         self._describing: asyncio.Task[None] | None = None
+        self._reading_kv: asyncio.Task[None] | None = None
         self._recheck_at: float | None = None
         self._recheck_wanted = asyncio.Event()
 
@@ -109,6 +136,8 @@ class Errands:
         self._canary = None
         for task in self._tasks:
             task.cancel()
+        if self._kv_server is not None:
+            self._kv_server.close()
 
     def send_canary(self, order: StartCanary) -> None:
         """Sends a canary, in place of one under way."""
@@ -135,6 +164,11 @@ class Errands:
             self._describing.cancel()
         self._client.forget_model()
         self._describing = self._spawn("describe", self._run_describe())
+
+    def read_kv_bootstrap(self) -> None:
+        """Asks the bootstrap server, unless there is none or the question before this one is still open."""
+        if self._kv_server is not None and (self._reading_kv is None or self._reading_kv.done()):
+            self._reading_kv = self._spawn("kv_bootstrap", self._run_kv_bootstrap(self._kv_server))
 
     async def _run_canary(self, order: StartCanary) -> None:
         begun = self._board.clock()
@@ -197,6 +231,12 @@ class Errands:
         except Exception as error:
             self._faults.note("flags", error)
         self._report(FlagsRead(flags))
+
+    async def _run_kv_bootstrap(self, server: KvServer) -> None:
+        begun = self._board.clock()
+        async with asyncio.timeout(KV_BOOTSTRAP_TIMEOUT_SEC + GRACE_SEC):
+            answer = await server.read(timeout_sec=KV_BOOTSTRAP_TIMEOUT_SEC)
+        self._report(KvBootstrapRead(begun, answer.ids, answer.failure))
 
     async def _run_describe(self) -> None:
         """Asks again while the version is not known: only that tells how a canary is aimed."""

@@ -21,6 +21,7 @@ from enginewatch.core.events import (
     EngineDescribed,
     Event,
     FlagsRead,
+    KvBootstrapRead,
     LogChannelChanged,
     LogHits,
     Scraped,
@@ -83,8 +84,8 @@ class History:
         before = self._samples
         if isinstance(event, Scraped):
             self._samples = event.samples
-            if self._state in EVERYDAY:
-                return
+        if isinstance(event, Scraped | KvBootstrapRead) and self._state in EVERYDAY:
+            return
         if isinstance(event, Tick) or not self._is_due(_like(event), now, always=_is_rare(event)):
             return
         self._keep(now, _plain_event(event, before))
@@ -188,6 +189,8 @@ def _plain_event(event: Event, before: Mapping[str, float], *, whole: bool = Tru
             return {"kind": "canary", "outcome": event.outcome, "detail": event.detail}
         case FlagsRead():
             return {"kind": "flags", "flags": event.flags}
+        case KvBootstrapRead():
+            return {"kind": "kv-bootstrap", "ranks": len(event.engine_ids), "failure": event.failure}
         case LogHits():
             return {"kind": "log-hits", "count": event.count, "patterns": event.patterns}
         case LogChannelChanged():
@@ -209,6 +212,8 @@ def _like(event: Event) -> str:
             return f"canary {event.outcome}"
         case FlagsRead():
             return f"flags {event.flags}"
+        case KvBootstrapRead():
+            return f"kv-bootstrap {event.failure}"
         case _:
             return type(event).__name__
 

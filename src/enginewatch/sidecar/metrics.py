@@ -38,6 +38,7 @@ TASKS = (
     "recheck",
     "flags",
     "describe",
+    "kv_bootstrap",
     "log",
     "config",
     "history",

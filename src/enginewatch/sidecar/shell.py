@@ -36,7 +36,7 @@ from enginewatch.core.events import (
 )
 from enginewatch.core.states import EVERYDAY
 from enginewatch.sidecar.board import Board, Judge
-from enginewatch.sidecar.errands import GRACE_SEC, Client, Errands, forever
+from enginewatch.sidecar.errands import GRACE_SEC, Client, Errands, KvServer, forever
 from enginewatch.sidecar.faults import Faults
 from enginewatch.sidecar.history import History
 from enginewatch.sidecar.journal import Journal
@@ -63,6 +63,7 @@ class Shell:
         keeper: the hot settings.
         tail: the engine's log, if it is followed.
         fixed_signatures: whether the tail's signatures are the operator's, not the engine's.
+        kv_server: the engine's Mooncake bootstrap server, if it is asked.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Shell:
         keeper: SettingsKeeper,
         tail: LogTail | None = None,
         fixed_signatures: bool = False,
+        kv_server: KvServer | None = None,
     ) -> None:
         self._judge = judge
         self._client = client
@@ -100,6 +102,7 @@ class Shell:
             faults=faults,
             report=self._feed,
             scrape=lambda: self._scrape(recheck=True),
+            kv_server=kv_server,
         )
 
     async def run(self) -> None:
@@ -134,6 +137,7 @@ class Shell:
     async def _poll(self) -> None:
         self._feed(Tick())
         self._reload()
+        self._errands.read_kv_bootstrap()
         await self._follow_log()
         if await self._scrape(recheck=False):
             self._board.judged_at = self._board.clock()
