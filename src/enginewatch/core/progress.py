@@ -354,6 +354,8 @@ class _Slot:
 
 def _largest(slots: list[_Slot], page: int) -> float | None:
     # The largest, not the sum: priority scheduling exports the total beside its parts, per-process gauges one each.
+    if len(slots) == 1:  # almost always, and asked for several times per event
+        return slots[0].value if slots[0].page == page else None
     present = [slot.value for slot in slots if slot.page == page]
     return max(present) if present else None
 

@@ -759,15 +759,17 @@ class Watch:
         if found is not None:
             return found
         # What was not seen, or cannot be read, proves nothing: a declared hang stands until its core is forgotten.
-        hang_stands = any(core.hang for core in self._ledger.cores.values())
-        if self._gap_poll >= self._polls and not hang_stands:
+        if self._gap_poll >= self._polls and not self._hang_stands():
             return Finding("observer-gap", "the watcher itself did not run for a while: that time does not count")
         if self._replaced_poll == self._polls:
             return Finding("replaced", "another engine process answers now: everything is learned anew")
         if self._rest.state is not None:
             return Finding("paused", self._rest.says(t))
         found = self._blind.finding(t, self.settings, canaries_on=canaries_on)
-        return None if hang_stands and found is not None and found.state not in HUNG else found
+        return None if found is not None and found.state not in HUNG and self._hang_stands() else found
+
+    def _hang_stands(self) -> bool:
+        return any(core.hang for core in self._ledger.cores.values())
 
     def _unless_unasked(self, standing: Finding, before: Finding, t: float) -> Finding:
         """While the watcher cannot ask: a declared hang as long as a blind watcher may report one, nothing else."""
