@@ -1,0 +1,125 @@
+"""The guard's command line: `enginewatch guard SUB ...`, and the same as `python3 enginewatch-guard.pyz SUB ...`.
+
+Every subcommand is loaded when it runs: a probe is started every few seconds and pays for each import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
+
+from enginewatch.guard.settings import UsageError
+
+USAGE: Final = 2
+SUBCOMMANDS: Final = ("boot", "live", "ready", "drain", "export")
+HELP_FLAGS: Final = ("--help", "-h")
+
+
+def main() -> NoReturn:
+    """Run this process's arguments and end it at once, whatever threads still wait for an answer."""
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, with what was printed, without waiting for threads."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # nobody reads it any more
+    os._exit(code)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: the arguments, without the program's name.
+
+    Returns:
+        The exit code.
+    """
+    sub, *rest = argv or [""]
+    if sub in HELP_FLAGS or sub == "help":
+        return _help("")
+    if sub not in SUBCOMMANDS:
+        given = f"{sub!r} is no subcommand" if sub else "a subcommand is missing"
+        complain(f"{given}; expected one of {', '.join(SUBCOMMANDS)}; see guard --help")
+        return USAGE
+    own = rest[: rest.index("--")] if sub == "boot" and "--" in rest else rest
+    if any(flag in own for flag in HELP_FLAGS):
+        return _help(sub)
+    if sub == "live":
+        return _live(rest)
+    try:
+        return _runner(sub)(rest)
+    except UsageError as error:
+        complain(f"{error}; see guard {sub} --help")
+        return USAGE
+
+
+def _runner(sub: str) -> Callable[[Sequence[str]], int]:
+    if sub == "boot":
+        from enginewatch.guard import boot
+
+        return boot.run
+    if sub == "ready":
+        return _ready
+    from importlib import import_module
+
+    subcommand: Callable[[Sequence[str]], int] = import_module(f"enginewatch.guard.{sub}").run
+    return subcommand
+
+
+def _live(flags: Sequence[str]) -> int:
+    # Whatever breaks here must not kill a router: what a probe cannot judge, it keeps.
+    try:
+        from enginewatch.guard import live
+
+        code, line = live.run(flags)
+    except BaseException as error:
+        code, line = 0, f"keep: the guard itself failed: {type(error).__name__}: {error}"
+    say(line)
+    return code
+
+
+def _ready(flags: Sequence[str]) -> int:
+    from enginewatch.guard import ready
+
+    code, line = ready.run(flags)
+    say(line)
+    return code
+
+
+def say(line: str) -> None:
+    """Print one line on stdout, in any locale, also when nobody reads."""
+    _print(sys.stdout, line)
+
+
+def complain(sentence: str) -> None:
+    """Print one sentence on stderr."""
+    _print(sys.stderr, f"guard: {sentence}")
+
+
+def _print(stream: object, line: str) -> None:
+    one_line = " ".join(line.split()).encode("ascii", "backslashreplace").decode()
+    try:
+        print(one_line, file=stream, flush=True)  # type: ignore[call-overload]
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _help(sub: str) -> int:
+    from enginewatch.guard.help import page
+
+    try:
+        print(page(sub), end="", flush=True)
+    except OSError:
+        pass
+    return 0
