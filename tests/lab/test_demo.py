@@ -20,10 +20,11 @@ import pytest
 from terminal import terminal
 
 from enginewatch.core.settings import Settings
-from enginewatch.lab import demo_stage
+from enginewatch.lab import demo_tether
 from enginewatch.lab.demo import UNHURRIED, DemoOptions, fast_settings, run_demo
 from enginewatch.lab.demo_cast import PARTS
-from enginewatch.lab.demo_story import NotAsExpected, Result, Scene, Step, detect_sec, play, recover_sec, story
+from enginewatch.lab.demo_scene import NotAsExpected, Result, Scene, Step, detect_sec, play, recover_sec
+from enginewatch.lab.demo_story import story
 from enginewatch.lab.sim.process import SimError, SimProcess
 
 DEMO = [sys.executable, "-m", "enginewatch", "demo"]
@@ -152,7 +153,7 @@ def test_a_sidecar_that_reports_no_hang_fails_the_demo_and_the_steps_are_named(
 ) -> None:
     code, out, error = whole_stories["no hang reported"].end()
     assert code == 1, out + error
-    failed = re.findall(r"^\[(\d)/\d\] FAILED: (.+?) \(", out, re.MULTILINE)
+    failed = re.findall(r"^\[(\d+)/\d+\] FAILED: (.+?) \(", out, re.MULTILINE)
     assert [number for number, _ in failed] == ["4", "5", "6", "7"]
     assert "expected 503 within" in out
     assert "shadow-stall-hang" in out
@@ -216,7 +217,7 @@ def test_an_engine_that_does_not_start_is_one_sentence(
 def test_a_sidecar_that_does_not_start_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo_stage, "_TETHERED", "import sys; sys.exit('port taken')")
+    monkeypatch.setattr(demo_tether, "_TETHERED", "import sys; sys.exit('port taken')")
     assert play_at_once(monkeypatch, tmp_path) == 1
     assert capsys.readouterr().err == "enginewatch demo: the sidecar ended at once: port taken\n"
     assert list(tmp_path.iterdir()) == []

@@ -16,8 +16,10 @@ from typing import Any, get_type_hints
 
 from enginewatch.core.settings import Settings
 from enginewatch.lab.demo_cast import PARTS
-from enginewatch.lab.demo_stage import Stage, StageError
-from enginewatch.lab.demo_story import Scene, play, story
+from enginewatch.lab.demo_scene import Scene, play
+from enginewatch.lab.demo_stage import Stage
+from enginewatch.lab.demo_story import story
+from enginewatch.lab.demo_tether import StageError
 
 FAST = Settings(
     poll_interval_sec=0.5, stall_sec=4.0, metrics_timeout_sec=2.0, warmup_sec=0.0, active_probe_timeout_sec=1.0
@@ -149,7 +151,7 @@ def _what_to_try(stage: Stage) -> str:
     return f"""
 Left running until Ctrl-C, with 4 clients.
   engine   {engine}   front end {stage.sim.pid}, rank {rank}
-  sidecar  {sidecar}   process {stage.sidecar_pid}, settings {stage.config_file}
+  sidecar  {sidecar}   process {stage.sidecar.pid}, settings {stage.config_file}
 
   {stage.part.by_hand.format(rank=rank, engine=engine)}
   curl -i {engine}/health        what the engine says of itself

@@ -22,8 +22,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from enginewatch.lab.demo_scene import Result, Step
 from enginewatch.lab.demo_stage import Stage
-from enginewatch.lab.demo_story import Result, Step
 
 _FRAME_SEC = 0.15
 _ROWS = 3
@@ -383,8 +383,9 @@ def _step_marks(progress: Progress, edges: Sequence[float], used: int) -> Text:
     step = edges[1] - edges[0]
     for number, began in enumerate(begins, 1):
         index = int((began - edges[0]) / step)
-        if 0 <= index < used:
-            row[index] = str(number)
+        for place, digit in enumerate(str(number), index):
+            if 0 <= place < used:
+                row[place] = digit
     return Text("".join(row), style="dim")
 
 
