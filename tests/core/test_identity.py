@@ -180,3 +180,27 @@ def test_an_answer_that_is_no_page_makes_up_no_identity() -> None:
     watch.handle(Scraped(5.0, {"process_start_time_seconds": 7.0}), 5.1)
     assert watch.identity is not None
     assert (watch.identity.engine_id, watch.identity.restarts) == ("pst-7.00", 0)
+
+
+# --- what is told beside the page -----------------------------------------------------------------------------------
+
+
+def test_a_replacement_told_elsewhere_and_by_the_page_counts_once() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert tracker.page(2000.0, fell=False, rose=False, now=0.0, told_elsewhere=True) is Change.REPLACED
+    assert (engine_id(tracker), restarts(tracker)) == ("pst-2000.00", 1)
+
+
+def test_a_replacement_that_only_something_else_tells_counts_and_leaves_a_name_taken_from_the_page() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert tracker.page(1000.0, fell=False, rose=False, now=0.0, told_elsewhere=True) is Change.REPLACED
+    assert (engine_id(tracker), restarts(tracker)) == ("pst-1000.00", 1)
+
+
+def test_it_renews_an_observed_id_of_an_idle_engine() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker)
+    assert tracker.page(None, fell=False, rose=False, now=0.0, told_elsewhere=True) is Change.REPLACED
+    assert (engine_id(tracker), restarts(tracker)) == ("obs-1-2", 1)

@@ -13,7 +13,7 @@ believed: every page would be a replacement, with its warm-up, for ever, and hid
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, Literal
 
@@ -100,11 +100,24 @@ class IdentityTracker:
         self._strays_in_a_row += 1
         return self._strays_in_a_row < STRAYS
 
-    def page(self, start_time: float | None, *, fell: bool, rose: bool, now: float) -> Change:
+    def page(
+        self, start_time: float | None, *, fell: bool, rose: bool, now: float, told_elsewhere: bool = False
+    ) -> Change:
         """Take in what one page says. `fell` and `rose`: whether any counter did, against the page before.
+
+        `told_elsewhere`: something beside the page, the KV engine ids, says that another process answers it. An id
+        taken from the page is the page's to tell all the same, and stands until a page tells another.
 
         Returns FIRST for the first page ever, REPLACED when another process answers now.
         """
+        change = self._page(start_time, fell=fell or told_elsewhere, rose=rose, now=now)
+        known = self.identity
+        if not told_elsewhere or known is None or change is not Change.SAME:
+            return change
+        self.identity = replace(known, restarts=known.restarts + 1)
+        return Change.REPLACED
+
+    def _page(self, start_time: float | None, *, fell: bool, rose: bool, now: float) -> Change:
         gone, self._refused_in_a_row = self._refused_in_a_row >= REFUSED_MEANS_GONE, 0
         known = self.identity
         if start_time is not None and self._is_believed(start_time, now):

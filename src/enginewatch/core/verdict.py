@@ -35,6 +35,7 @@ from enginewatch.core.events import (
     Flags,
     FlagsRead,
     Instruction,
+    KvBootstrapRead,
     Log,
     LogChannelChanged,
     LogHits,
@@ -49,6 +50,7 @@ from enginewatch.core.events import (
     Verdict,
 )
 from enginewatch.core.identity import Change, Identity, IdentityTracker
+from enginewatch.core.kv_engines import KvEngines, KvNews
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
 from enginewatch.core.reach import Reach, is_an_answer, is_unasked
 from enginewatch.core.rest import DOUBT_SEC, Rest
@@ -102,6 +104,7 @@ class Watch:
         self._clock = GapClock(now)
         self._ledger = Ledger(self._profile or UNKNOWN)
         self._identity = IdentityTracker(watcher_started_ms)
+        self._kv = KvEngines()
         self._reach = Reach(now)
         self._reach.longest_step_sec = self._ledger.profile.longest_step_sec
         self._blind = Blindness()
@@ -117,7 +120,7 @@ class Watch:
         self._process_since = _NEVER
         self._last_begun = _NEVER
         self._log_hit_at = _NEVER
-        self._said_stray = False
+        self._said_stray = self._said_kv = False
         self._said_unwatched = False
         self._said_role_untold = False
         self._said_roles: set[ToldRole] = set()
@@ -220,6 +223,8 @@ class Watch:
                 self._on_flags(event, t)
             case EngineDescribed():
                 self._on_described(event, t)
+            case KvBootstrapRead():
+                self._on_kv_bootstrap(event, t)
             case LogHits():
                 if event.count > 0:
                     self._log_hit_at = t
@@ -303,6 +308,7 @@ class Watch:
             return
         self._reach.asked(begun)
         self._identity.interrupted()
+        self._kv.interrupted()
         if is_an_answer(event.failure):
             self._answered(None, None, t, begun, now)
             self._rest.by_page = None
@@ -353,12 +359,15 @@ class Watch:
             fell=news is not None and news.fell,
             rose=news is not None and news.rose,
             now=now,
+            told_elsewhere=news is not None and self._kv.said_before(begun),
         )
         if believed and not self._identity.believes_start_times:
             self._log(
                 "error",
                 "the start time is another one on every page and is not believed: ENGINE_URL must name one engine",
             )
+        if news is not None:
+            self._kv.page_taken(begun, replaced=change is Change.REPLACED)
         if change is Change.REPLACED or (gone and change is Change.SAME and news is None):
             self._replaced(page, t, begun, counted=change is Change.REPLACED)
             return
@@ -373,6 +382,19 @@ class Watch:
                 if core.fell_poll == self._polls:
                     core.prove(t, Proof.RESET)
             self._log("warning", "a counter fell although the engine's identity did not change: a registry reset")
+
+    def _on_kv_bootstrap(self, event: KvBootstrapRead, t: float) -> None:
+        if not event.engine_ids:
+            self._kv.silence(event.failure)
+            return
+        news = self._kv.hear(event.engine_ids, t)
+        if news in (KvNews.RETURNED, KvNews.DISBELIEVED) and not self._said_kv:
+            self._said_kv = True
+            self._log(
+                "error",
+                "the KV bootstrap server tells other engine ids again and again: IDENTITY_KV_BOOTSTRAP_URL must name "
+                "that of this engine",
+            )
 
     def _same_after_refusal(self, refused_at: float, begun: float, *, named: bool) -> None:
         """Nobody listened for a while, and nothing says that another process answers now (`named`: it says so)."""
