@@ -161,7 +161,7 @@ def read_identity(body: bytes) -> Identity | None:
     if len(body) > LARGEST_BODY_BYTES:
         return None
     try:
-        said = json.loads(body)
+        said = json.loads(body.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict):

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 from enginewatch.core.drift import write_snapshot
+from enginewatch.guard import signals
 from enginewatch.guard.files import CannotWrite, prepare, write_all
+from enginewatch.guard.main import complain
 from enginewatch.guard.rounds import Rounds
 from enginewatch.guard.settings import DEFAULTS, Settings, UsageError, read_settings
 from enginewatch.guard.waiting import GiveUp, Outcome, Round, Start, Wait
@@ -35,7 +34,6 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: a setting or the command cannot be used.
     """
-    inherited = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGINT)}
     flags, command = split(arguments)
     settings = read_settings(flags, os.environ, uses=tuple(DEFAULTS), needs=NEEDS)
     check_command(command)
@@ -43,20 +41,17 @@ def run(arguments: Sequence[str]) -> int:
         prepare(settings.run_dir)
         outcome = wait_for_engines(settings, Rounds(settings).ask)
         if isinstance(outcome, GiveUp):
-            say(f"{outcome.why}; a router cannot start without; exits, to be started again")
+            complain(f"{outcome.why}; a router cannot start without; exits, to be started again")
             return NO_ADDRESS
         write_all(
             settings.run_dir,
             {role: write_snapshot(engine.recorded for engine in engines) for role, engines in outcome.engines.items()},
         )
     except CannotWrite as error:
-        say(str(error))
+        complain(str(error))
         return CANNOT_WORK
     added = router_flags(outcome, settings)
-    say(f"becomes {command[0]} with {' '.join(added)}")
-    for number, handler in inherited.items():
-        if handler == signal.SIG_IGN:  # handlers end with the exec; what was ignored stays so
-            signal.signal(number, signal.SIG_IGN)
+    complain(f"becomes {command[0]} with {' '.join(added)}")
     return become([*command, *added])
 
 
@@ -98,7 +93,7 @@ def wait_for_engines(
         sleep: between the rounds.
         say: prints a line; by default on stderr.
     """
-    progress = Progress(settings, say or _say)
+    progress = Progress(settings, say or complain)
     wait = Wait(settings.roles, settings.budget_sec, settings.partial_sec, now())
     progress.begin()
     while True:
@@ -200,35 +195,9 @@ def _url(address: str, port: int) -> str:
 
 def become(command: Sequence[str]) -> int:
     """Replace this process; returns only if that fails."""
-    # Python ignores these for itself; a router expects the system's own way, as every program does.
-    for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    signals.as_inherited()
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
-        say(f"the command {command[0]!r} cannot be run: {error.strerror}")
+        complain(f"the command {command[0]!r} cannot be run: {error.strerror}")
     return CANNOT_WORK
-
-
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    # Not by an exception: a thread that hangs in a lookup must not hold the process, nor a `finally`.
-    try:
-        os.write(2, f"guard: {signal.Signals(number).name}: stops waiting\n".encode())
-    except OSError:
-        pass
-    os._exit(128 + number)
-
-
-def say(line: str) -> None:
-    """Print one line for operators on stderr."""
-    _say(line)
-
-
-def _say(line: str) -> None:
-    try:
-        print(f"guard: {line}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 
 from enginewatch.core.drift import LARGEST_SNAPSHOT_BYTES, BadSnapshot, Recorded, parse_snapshot
@@ -30,9 +31,7 @@ def read_snapshot(run_dir: str, role: str) -> dict[str, Recorded]:
     """
     path = path_of(run_dir, role)
     try:
-        with open(path, "rb") as file:
-            content = file.read(LARGEST_SNAPSHOT_BYTES + 1)
-        return parse_snapshot(content)
+        return parse_snapshot(_read(path))
     except FileNotFoundError:
         raise NoSnapshot(f"there is no {path} yet: guard boot is still waiting or did not run here") from None
     except OSError as error:
@@ -70,14 +69,24 @@ def write_all(run_dir: str, snapshots: Mapping[str, str]) -> None:
         raise CannotWrite(f"the run directory {run_dir} cannot be written: {error.strerror}") from None
 
 
+def _read(path: str) -> bytes:
+    # A pipe in its place would hold whoever opens it, and a device has no end.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise BadSnapshot("is not a file")
+        return file.read(LARGEST_SNAPSHOT_BYTES + 1)
+
+
 def _write(path: str, text: str, *, keep: bool) -> None:
     # The name is always the same: what a boot that was killed left behind is written over, not piled up.
     temporary = f"{path}.new"
-    with open(temporary, "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if keep:
-        os.replace(temporary, path)
-    else:
-        os.unlink(temporary)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if keep:
+            os.replace(temporary, path)
+    finally:
+        if os.path.lexists(temporary):
+            os.unlink(temporary)

@@ -93,7 +93,7 @@ def judge(
 
     def examine(role: Role, address: str, port: int) -> None:
         recorded = snapshots[role.name].get(address)
-        asking.start(lambda: _judged(role, address, port, recorded))
+        asking.start(lambda: _judged(role, address, port, recorded), first=recorded is not None)
 
     def _judged(role: Role, address: str, port: int, recorded: Recorded | None) -> Judged:
         found = upstreams.Who(None)

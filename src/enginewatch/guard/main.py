@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
 from enginewatch.guard.settings import UsageError
 
 USAGE: Final = 2
 SUBCOMMANDS: Final = ("boot", "live", "ready", "drain", "export")
 HELP_FLAGS: Final = ("--help", "-h")
+LONGEST_LINE: Final = 900
+"""Characters. An event of the kubelet has room for 1024."""
 
 
 def main() -> NoReturn:
@@ -66,6 +68,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _runner(sub: str) -> Callable[[Sequence[str]], int]:
     if sub == "boot":
+        from enginewatch.guard import signals
+
+        signals.end_at_once()
         from enginewatch.guard import boot
 
         return boot.run
@@ -107,11 +112,13 @@ def complain(sentence: str) -> None:
     _print(sys.stderr, f"guard: {sentence}")
 
 
-def _print(stream: object, line: str) -> None:
-    one_line = " ".join(line.split()).encode("ascii", "backslashreplace").decode()
+def _print(stream: TextIO | None, line: str) -> None:
+    if stream is None:  # closed before this process began
+        return
+    plain = "".join(letter if " " <= letter <= "~" else ascii(letter)[1:-1] for letter in " ".join(line.split()))
     try:
-        print(one_line, file=stream, flush=True)  # type: ignore[call-overload]
-    except (OSError, ValueError, AttributeError):
+        print(plain if len(plain) <= LONGEST_LINE else f"{plain[:LONGEST_LINE]}...", file=stream, flush=True)
+    except (OSError, ValueError):
         pass
 
 

@@ -106,19 +106,17 @@ class Rounds:
                 engines[answer.role.name][answer.engine.address] = answer.engine
                 continue
             role, upstream, lookup = answer
-            if lookup.failed:
-                unresolved[role.name, upstream] = lookup.trouble
-                continue
             unresolved.pop((role.name, upstream))
-            self._last[upstream] = upstreams.one_family(lookup.addresses)
             if lookup.trouble:
                 unresolved[role.name, upstream] = lookup.trouble
-            take(role, upstream, self._last[upstream])
+            if not lookup.failed:
+                self._last[upstream] = upstreams.one_family(lookup.addresses)
+            take(role, upstream, self._last.get(upstream, ()))
         for role in self._settings.roles:
             for upstream in role.upstreams:
                 if (role.name, upstream) in unresolved:
                     for address in self._last.get(upstream, ()):
-                        found = Found(address, upstream.port, upstreams.Who(None, "its name is not answered"))
+                        found = Found(address, upstream.port, upstreams.Who(None, "the lookup of its name hangs"))
                         engines[role.name].setdefault(address, found)
         return {
             role.name: Round(

@@ -31,7 +31,10 @@ ROUTERS: Final = ("vllm", "sglang")
 ROLES: Final = ("prefill", "decode")
 
 LONGEST_NAME: Final = 253
-NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
+LONGEST_LABEL: Final = 63
+MOST_SHOWN: Final = 80
+"""Characters of a bad value that are shown."""
+LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 NUMBERS: Final = re.compile(r"[0-9.]+")
 PORT: Final = re.compile(r"[0-9]{1,5}")
 NUMBER: Final = re.compile(r"[0-9]*\.?[0-9]+|[0-9]+\.")
@@ -152,7 +155,7 @@ def read_settings(
 
     router = value("GUARD_ROUTER")
     if router and router not in ROUTERS:
-        raise UsageError(f"{shown_as('GUARD_ROUTER')} is {router!r}; {MEANINGS['GUARD_ROUTER']}")
+        raise UsageError(f"{shown_as('GUARD_ROUTER')} is {_cut(router)}; {MEANINGS['GUARD_ROUTER']}")
     return Settings(
         prefill=role("prefill"),
         decode=role("decode"),
@@ -192,14 +195,14 @@ def _read_flags(flags: Sequence[str]) -> dict[str, str]:
 
 def _port(shown: str, text: str, *, least: int) -> int:
     if not PORT.fullmatch(text) or not least <= int(text) <= 65535:
-        raise UsageError(f"{shown} is {text!r}; expected a port from {least} to 65535")
+        raise UsageError(f"{shown} is {_cut(text)}; expected a port from {least} to 65535")
     return int(text)
 
 
 def _seconds(shown: str, text: str, *, may_be_zero: bool) -> float:
     number = float(text) if NUMBER.fullmatch(text) else math.nan
     if not (0 <= number <= LONGEST_SEC) or (number == 0 and not may_be_zero):
-        raise UsageError(f"{shown} is {text!r}; expected seconds, such as 4 or 2.5")
+        raise UsageError(f"{shown} is {_cut(text)}; expected seconds, such as 4 or 2.5")
     return number
 
 
@@ -224,24 +227,36 @@ def _upstreams(shown: str, text: str) -> tuple[Upstream, ...]:
 
 def _upstream(shown: str, entry: str) -> Upstream:
     host, colon, port = entry.rpartition(":")
+    said = _cut(entry)
     if "/" in entry:
-        raise UsageError(f"{shown}: {entry!r} is not HOST:PORT; leave out the scheme and the path")
+        raise UsageError(f"{shown}: {said} is not HOST:PORT; leave out the scheme and the path")
     if not colon or not host or (entry.startswith("[") and entry.endswith("]")):
-        raise UsageError(f"{shown}: {entry!r} is not HOST:PORT, such as prefill.default.svc:8000 or [::1]:8000")
-    number = _port(f"{shown}: the port of {entry!r}", port, least=1)
+        raise UsageError(f"{shown}: {said} is not HOST:PORT, such as prefill.default.svc:8000 or [::1]:8000")
+    number = _port(f"{shown}: the port of {said}", port, least=1)
     if host.startswith("[") and host.endswith("]"):
         address = _as_ip(socket.AF_INET6, host[1:-1])
         if not address:
-            raise UsageError(f"{shown}: {entry!r} has no IPv6 address between its brackets")
+            raise UsageError(f"{shown}: {said} has no IPv6 address between its brackets")
         return Upstream(address, number, True)
     if ":" in host:
-        raise UsageError(f"{shown}: {entry!r} is not HOST:PORT; an IPv6 address stands in brackets, such as [::1]:8000")
+        raise UsageError(f"{shown}: {said} is not HOST:PORT; an IPv6 address stands in brackets, such as [::1]:8000")
     address = _as_ip(socket.AF_INET, host)
     if address:
         return Upstream(address, number, True)
-    if len(host) > LONGEST_NAME or not NAME.fullmatch(host) or NUMBERS.fullmatch(host):
-        raise UsageError(f"{shown}: {host!r} is neither a host's name nor an IP address")
+    if not _is_name(host):
+        raise UsageError(f"{shown}: {_cut(host)} is neither a host's name nor an IP address")
     return Upstream(host.lower(), number, False)
+
+
+def _is_name(text: str) -> bool:
+    labels = text[:-1].split(".") if text.endswith(".") else text.split(".")
+    if len(text) > LONGEST_NAME or NUMBERS.fullmatch(text):
+        return False
+    return all(len(label) <= LONGEST_LABEL and LABEL.fullmatch(label) for label in labels)
+
+
+def _cut(text: str) -> str:
+    return repr(text) if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]!r}..."
 
 
 def _as_ip(family: socket.AddressFamily, text: str) -> str:

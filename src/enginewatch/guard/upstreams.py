@@ -39,7 +39,7 @@ class Said(NamedTuple):
 
     Attributes:
         status: None without an answer.
-        body: not longer than one byte more than may be read.
+        body: of a 200 and as far as asked for, and one byte more if there is more.
         trouble: why there is no answer, else empty.
     """
 
@@ -88,7 +88,7 @@ def who(address: str, watcher_port: int, deadline: float) -> Who:
         watcher_port: the sidecar's port.
         deadline: when to give up, on the monotonic clock.
     """
-    said = ask(address, watcher_port, "/engine", deadline)
+    said = ask(address, watcher_port, "/engine", deadline, most_bytes=LARGEST_BODY_BYTES)
     if said.status is None:
         return Who(None, said.trouble)
     if said.status == NOT_FOUND:
@@ -101,7 +101,7 @@ def who(address: str, watcher_port: int, deadline: float) -> Who:
 
 def serves(address: str, port: int, deadline: float) -> str | None:
     """None if an engine answers /health with 200, or why that cannot be said."""
-    said = ask(address, port, "/health", deadline)
+    said = ask(address, port, "/health", deadline, most_bytes=0)
     if said.status == OK:
         return None
     return said.trouble or f"HTTP {said.status}"
@@ -116,19 +116,21 @@ def accepts(address: str, port: int, deadline: float) -> str | None:
     return None
 
 
-def ask(address: str, port: int, path: str, deadline: float) -> Said:
-    """GET a page: no proxy, no redirect, at most 64 KiB of its body, everything before the deadline."""
+def ask(address: str, port: int, path: str, deadline: float, *, most_bytes: int) -> Said:
+    """GET a page: no proxy, no redirect, not more of its body than asked for, everything before the deadline."""
     try:
         connection = _Connection(address, port, deadline)
         try:
             connection.request("GET", path, headers={"Accept": "application/json", "Connection": "close"})
             response = connection.getresponse()
-            return Said(response.status, response.read(LARGEST_BODY_BYTES + 1) if response.status == OK else b"")
+            wanted = most_bytes and response.status == OK
+            return Said(response.status, response.read(most_bytes + 1) if wanted else b"")
         finally:
             connection.close()
     except OSError as error:
         return Said(None, trouble=_reason(error))
-    except (http.client.HTTPException, ValueError) as error:
+    except Exception as error:
+        # HTTPException, ValueError, and what else the library makes of an answer that is none.
         return Said(None, trouble=f"no HTTP answer ({type(error).__name__})")
 
 
