@@ -265,5 +265,12 @@ def test_the_sidecar_loads_nothing_made_for_terminals(statement: str) -> None:
     assert not loaded & HEAVY
 
 
+def test_the_guard_loads_nothing_but_the_standard_library() -> None:
+    loaded = loaded_by("from enginewatch.cli import main\nassert main(['guard', 'live']) == 0")
+    assert "enginewatch" in loaded
+    # What `site` loads for an editable install begins with an underscore.
+    assert {name for name in loaded if name not in sys.stdlib_module_names and name[0] != "_"} == {"enginewatch"}
+
+
 def test_a_command_that_loads_something_made_for_terminals_would_be_seen() -> None:
     assert loaded_by(COMMAND.format(name="why")) & HEAVY

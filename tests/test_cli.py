@@ -20,7 +20,7 @@ from terminal import terminal
 
 from enginewatch.lab.sim.process import SimProcess
 
-COMMANDS = ("demo", "doctor", "sim", "watch", "why")
+COMMANDS = ("demo", "doctor", "guard", "sim", "watch", "why")
 COMMAND_LINE = [sys.executable, "-m", "enginewatch"]
 
 

@@ -97,7 +97,7 @@ def test_users_run_the_versions_that_are_tested() -> None:
     assert runtime.items() <= dev.items()
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "test-real", "lint", "bench", "lock", "clean"])
+@pytest.mark.parametrize("target", ["demo", "guard", "test", "test-real", "lint", "bench", "lock", "clean"])
 def test_make_knows_the_target(target: str) -> None:
     done = subprocess.run(
         ["make", "--dry-run", "--always-make", target],

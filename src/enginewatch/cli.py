@@ -1,7 +1,8 @@
 """The command line `enginewatch`.
 
 `watch` is the sidecar, counted in megabytes and milliseconds: it is handed on before anything made for people
-(cyclopts, rich) is imported, and reads its own flags. Every other command imports what it needs when it runs.
+(cyclopts, rich) is imported, and reads its own flags. So is `guard`, whose parts are probes. Every other command
+imports what it needs when it runs.
 
 Exit codes: a command's own; 2 = it was called wrongly; 130 = Ctrl-C; 1 = nobody reads what it writes (rich's choice).
 """
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run_watch(arguments[1:]) if arguments[:1] == ["watch"] else _run_for_people(arguments)
+        handed_on = {"watch": _run_watch, "guard": _run_guard}.get(arguments[0] if arguments else "")
+        code = handed_on(arguments[1:]) if handed_on else _run_for_people(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -73,6 +75,12 @@ def _run_watch(arguments: Sequence[str]) -> int:
     return run_watch(arguments)
 
 
+def _run_guard(arguments: Sequence[str]) -> int:
+    from enginewatch.guard.main import run
+
+    return run(arguments)
+
+
 def _run_for_people(arguments: list[str]) -> int:
     from cyclopts import CycloptsError
 
@@ -90,7 +98,7 @@ def _app() -> "App":
     from cyclopts import App
 
     app = App(name="enginewatch", help=SUMMARY, version=_version)
-    for add in (_add_demo, _add_watch, _add_doctor, _add_why, _add_sim):
+    for add in (_add_demo, _add_watch, _add_guard, _add_doctor, _add_why, _add_sim):
         add(app)
     return app
 
@@ -126,6 +134,13 @@ def _add_watch(app: "App") -> None:
     def watch(*tokens: str) -> int:
         """The sidecar: watch one engine and answer GET /healthz, 503 when it hangs."""
         return _run_watch(tokens)  # in practice `main` went there before
+
+
+def _add_guard(app: "App") -> None:
+    @app.command(help_flags=())
+    def guard(*tokens: str) -> int:
+        """Keep a prefill/decode router together with its engines: boot, live, ready; for engines drain; export."""
+        return _run_guard(tokens)  # in practice `main` went there before
 
 
 def _add_sim(app: "App") -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from enginewatch.guard.drain import CALM_PAGES, UNREADABLE_SEC, Drain, Questions, Round, run
 from enginewatch.guard.gauges import Load
+from enginewatch.guard.main import run as guard
 from enginewatch.guard.plain_http import Address
 
 BUSY = Round(None, Load(2, 1))
@@ -161,7 +162,7 @@ def test_nothing_is_called_drained_without_two_empty_pages_in_a_row(rounds: list
     ],
 )
 def test_bad_flags_are_one_sentence(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(flags) == 2
+    assert guard(["drain", *flags]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert says in err
@@ -169,6 +170,6 @@ def test_bad_flags_are_one_sentence(flags: list[str], says: str, capsys: pytest.
 
 
 def test_help_names_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
+    assert guard(["drain", "--help"]) == 0
     out = capsys.readouterr().out
     assert all(flag in out for flag in ("--engine", "--sidecar", "--deadline-sec"))

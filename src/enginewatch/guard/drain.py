@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from enginewatch.guard.gauges import TRTLLM_OWNER, Load, read_load
+from enginewatch.guard.main import say
 from enginewatch.guard.plain_http import Address, Answer, Asker, NoAnswer
+from enginewatch.guard.settings import UsageError
 
 UNREADABLE_SEC = 30.0
 CALM_PAGES = 2
@@ -159,15 +160,12 @@ def run(
     """Drains; prints one line on standard output.
 
     Returns:
-        0, also where the engine was not drained; 2 for bad flags.
+        0, also where the engine was not drained.
+
+    Raises:
+        UsageError: a flag cannot be used.
     """
-    try:
-        flags = _parser().parse_args(arguments)
-    except _UsageError as error:
-        print(f"guard drain: {error}; see guard drain --help", file=sys.stderr)
-        return 2
-    except SystemExit:  # --help
-        return 0
+    flags = _parser().parse_args(arguments)
     asked = questions(flags.sidecar, flags.engine)
     drain = Drain(clock(), flags.deadline_sec)
     while True:
@@ -176,45 +174,21 @@ def run(
         now = clock()
         end = drain.handle(told, now)
         if end is not None:
-            print(end, flush=True)
+            say(end)
             return 0
         sleep(min(max(0.0, began + ROUND_SEC - now), drain.left(now)))
 
 
-class _UsageError(Exception):
-    pass
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _UsageError(message)
+        raise UsageError(message)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="guard drain",
-        description="Waits until an engine has nothing running or waiting: the preStop hook of its container. Ends at "
-        "once when the sidecar says that it hangs, after 30 s in which its requests could not be counted, and at the "
-        "deadline. Exit code 0 in all of these; 2 for bad flags.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--engine",
-        type=_address,
-        required=True,
-        metavar="URL",
-        help="the engine, such as http://127.0.0.1:8000; with a path, its metrics page",
-    )
-    parser.add_argument(
-        "--sidecar", type=_optional_address, metavar="URL", help="its sidecar, such as http://127.0.0.1:9090"
-    )
-    parser.add_argument(
-        "--deadline-sec",
-        type=_seconds,
-        default=300.0,
-        metavar="N",
-        help="give up after so long (300); keep it below terminationGracePeriodSeconds",
-    )
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--engine", type=_address, required=True)
+    parser.add_argument("--sidecar", type=_optional_address)
+    parser.add_argument("--deadline-sec", type=_seconds, default=300.0)
     return parser
 
 

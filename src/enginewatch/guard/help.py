@@ -18,7 +18,8 @@ the router again. It runs in the router's container and needs python3 (3.9 or ne
   guard drain                wait until an engine has nothing left to do                   preStop hook of an engine
   guard export DIR           put the guard into DIR as one file, enginewatch-guard.pyz     init container
 
-`guard SUB --help` says more of each.
+`guard SUB --help` says more of each, `guard --version` which guard this is. `enginewatch guard SUB`, where enginewatch
+is installed, and `python3 enginewatch-guard.pyz SUB` are the same program.
 
 In a pod, with the file in a volume at /guard:
 
@@ -129,21 +130,29 @@ Prints one line. Exit codes: 0 ready; 1 not ready; 2 a setting cannot be used.
 """
 
 DRAIN: Final = """\
-guard drain --sidecar URL --engine URL [--deadline-sec SEC]: wait until an engine has nothing left to do; a preStop
+guard drain --engine URL [--sidecar URL] [--deadline-sec N]: wait until an engine has nothing left to do; a preStop hook
 
-Reads the engine's metrics every second and ends when nothing has been running or waiting twice in a row; at once when
-the sidecar says that the engine hangs, whose counters never reach zero; after 30 s of metrics that cannot be read; and
-at the deadline (300 s), which must be below the pod's terminationGracePeriodSeconds.
+Asks once a second and ends when two metrics pages in a row say that no request runs, waits or stands in a
+prefill/decode queue, added up over all cores; at once when the sidecar says that the engine hangs, because its gauges
+are frozen and waiting would only hold the GPUs; when its requests could not be counted for 30 s in a row; and at the
+deadline. A sidecar that is silent changes nothing.
 
+Knows the pages of vLLM, SGLang and llama.cpp. TensorRT-LLM's gauges do not tell what runs: with a sidecar that reads
+its statistics (TRTLLM_JSON_STATS=1) what that counts is waited for, and then 30 s more; without one it is 30 s.
+
+  --engine URL         such as http://127.0.0.1:8000; with a path, that of its metrics page. Of https no certificate is
+                       checked: the engine is in the same pod
   --sidecar URL        such as http://127.0.0.1:9090
-  --engine URL         such as http://127.0.0.1:8000
-  --deadline-sec SEC   when to end whatever runs (300)
+  --deadline-sec N     seconds until it ends whatever still runs (300); keep it below terminationGracePeriodSeconds
 
 Prints one line. Exit codes: 0 always, 2 if a flag cannot be used.
 """
 
 EXPORT: Final = """\
 guard export DIR: write the guard into DIR as one file, enginewatch-guard.pyz, for a container with python3 and no more
+
+DIR must exist: it is where a volume is mounted. The file has mode 0755 and is never there half; an older one is
+replaced. Prints its path. `guard --version` prints the digest that the file has.
 
 Exit codes: 0 written; 1 cannot be written; 2 called wrongly.
 """

@@ -50,6 +50,8 @@ def run(argv: Sequence[str]) -> int:
     sub, *rest = argv or [""]
     if sub in HELP_FLAGS or sub == "help":
         return _help("")
+    if sub == "--version":
+        return _version()
     if sub not in SUBCOMMANDS:
         given = f"{sub!r} is no subcommand" if sub else "a subcommand is missing"
         complain(f"{given}; expected one of {', '.join(SUBCOMMANDS)}; see guard --help")
@@ -120,6 +122,13 @@ def _print(stream: TextIO | None, line: str) -> None:
         print(plain if len(plain) <= LONGEST_LINE else f"{plain[:LONGEST_LINE]}...", file=stream, flush=True)
     except (OSError, ValueError):
         pass
+
+
+def _version() -> int:
+    from enginewatch.guard.version import described
+
+    say(described())
+    return 0
 
 
 def _help(sub: str) -> int:
