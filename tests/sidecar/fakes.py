@@ -73,6 +73,7 @@ class FakeJudge:
     canary: CanaryRequest | None = field(default_factory=lambda: PROFILES["vllm"].canaries["agg"])
     canary_role: Role = "agg"
     identity: FakeIdentity | None = None
+    why_unidentified: str = "nobody listens at the engine's address yet: it is loading"
     restarts: int = 0
     names: frozenset[str] = frozenset({"a_total"})
     core_names: tuple[str, ...] = ("0",)
@@ -204,7 +205,7 @@ class House:
             settings=source.settings,
             started_at=loop.time(),
             clock=loop.time,
-            wall=lambda: WALL,
+            unix_offset=WALL - loop.time(),
         )
         self.metrics = Metrics(self.board, self.faults.note)
         self.faults.count = self.metrics.internal_error

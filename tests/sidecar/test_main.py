@@ -2,138 +2,18 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-PAGE = (Path(__file__).parent.parent / "data" / "vllm-0.32.0-single-idle-fresh.prom").read_bytes()
-FAST = {"POLL_INTERVAL_SEC": "0.2", "STALL_SEC": "2", "ACTIVE_PROBE_TIMEOUT_SEC": "0.3", "WARMUP_SEC": "0"}
-
-
-class Watch:
-    """A sidecar process on a free port."""
-
-    def __init__(self, *flags: str, environ: Mapping[str, str] | None = None, stderr: int = subprocess.PIPE) -> None:
-        inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "enginewatch", "watch", "--listen", "127.0.0.1:0", *flags],
-            env={"CONFIG_FILE": "/nonexistent/config.json", **inherited, **(environ or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
-        self.lines: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def url(self) -> str:
-        assert self.process.stderr is not None
-        for raw in self.process.stderr:
-            line = json.loads(raw)
-            self.lines.append(line)
-            if "url" in line:
-                url: str = line["url"]
-                return url
-        pytest.fail(f"it ended with {self.process.wait()} without having listened: {self.lines}")
-
-    def get(self, url: str) -> tuple[int, bytes]:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(url, timeout=5) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                return refusal.code, refusal.read()
-
-    def wait_for(self, url: str, wanted: bytes, timeout_sec: float = 20) -> tuple[int, bytes]:
-        """Asks until the answer holds something."""
-        deadline = time.monotonic() + timeout_sec
-        while wanted not in (seen := self.get(url))[1]:
-            assert time.monotonic() < deadline, f"{wanted!r} not seen, but {seen}"
-            time.sleep(0.05)
-        return seen
-
-    def terminate(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
-        """Exit code and how long it took."""
-        began = time.monotonic()
-        self.process.send_signal(number)
-        code = self.process.wait(10)
-        return code, time.monotonic() - began
-
-
-class Engine:
-    """A stand-in that serves a page; canaries are answered, or left hanging."""
-
-    def __init__(self) -> None:
-        self.hangs = False
-        self.page = PAGE
-        self.version = "0.32.0"
-        self.owner = "vllm"
-        self.asked: list[str] = []
-        self.release = threading.Event()
-        engine = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                engine.asked.append(self.path)
-                bodies = {
-                    "/metrics": engine.page,
-                    "/v1/models": json.dumps({"data": [{"id": "tiny", "owned_by": engine.owner}]}).encode(),
-                    "/version": json.dumps({"version": engine.version}).encode(),
-                }
-                self.give(bodies.get(self.path))
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                if engine.hangs:
-                    engine.release.wait(30)
-                    return
-                self.give(b'{"choices": [{"text": "a", "finish_reason": "length"}]}')
-
-            def give(self, body: bytes | None) -> None:
-                self.send_response(200 if body else 404)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body or b"")))
-                self.end_headers()
-                self.wfile.write(body or b"")
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: object) -> None:
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.thread.start()
-
-    def close(self) -> None:
-        self.release.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+from tests.sidecar.processes import FAST, PAGE, Engine, Watch, scripted
 
 
 @pytest.fixture
@@ -373,19 +253,6 @@ def test_help_is_on_stdout_and_exit_code_0() -> None:
     ended = run("--help")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "--engine-url URL" in ended.stdout
-
-
-def scripted(script: str, *flags: str) -> Watch:
-    """`watch` in a process that a few lines have tampered with."""
-    watch = Watch.__new__(Watch)
-    watch.lines = []
-    watch.process = subprocess.Popen(
-        [sys.executable, "-c", script, "--listen", "127.0.0.1:0", *flags],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    return watch
 
 
 def test_a_bug_while_it_is_put_together_starts_it_again() -> None:

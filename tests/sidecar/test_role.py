@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.sidecar.test_main import FAST, Watch
+from tests.sidecar.processes import FAST, Watch
 
 from enginewatch.lab.sim.process import SimProcess
 

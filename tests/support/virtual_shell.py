@@ -22,6 +22,7 @@ from enginewatch.core.events import (
     Flags,
     FlagsRead,
     Instruction,
+    KvBootstrapRead,
     Log,
     LogHits,
     Outcome,
@@ -88,6 +89,8 @@ class ScriptedEngine:
         self.hide: Callable[[str], bool] = lambda series: False
         self.extra: dict[str, float] = {}
         self.log_hits = 0
+        self.kv_ids: dict[str, str] | None = None
+        """What its bootstrap server tells; empty = nobody listens there; None = it is not asked."""
         self.scrape_sec = SCRAPE_SEC
         self.describe_sec = SCRAPE_SEC
         self._script: list[tuple[float, int, Callable[[ScriptedEngine], Any]]] = []
@@ -293,7 +296,13 @@ class VirtualShell:
         if self.engine.log_hits:
             self.engine.log_hits, hits = 0, self.engine.log_hits
             self.feed(LogHits(hits))
+        if self.engine.kv_ids is not None:
+            self._later(began + SCRAPE_SEC / 2, lambda: self._read_kv_bootstrap(began))
         self._later(began + self.engine.scrape_sec, lambda: self._scrape(began, recheck=False))
+
+    def _read_kv_bootstrap(self, began: float) -> None:
+        ids = self.engine.kv_ids or {}
+        self.feed(KvBootstrapRead(began, dict(ids), "" if ids else "nobody listens"))
 
     def _scrape(self, began: float, *, recheck: bool) -> None:
         if self.engine.failure is not None:

@@ -36,7 +36,8 @@ class Blindness:
         self.failures = 0
         """Failed canaries in a row since it began."""
         self._proof_at = float("-inf")
-        self._why = ""
+        self.why = ""
+        """What is the matter with the page, in a few words."""
         self._last: Outcome | None = None
         self._last_failure: Outcome | None = None
         self._pages = 0
@@ -46,7 +47,7 @@ class Blindness:
     def page_without_legs(self, t: float, why: str, *, at_once: bool, patience_sec: float) -> tuple[bool, bool]:
         """One more poll without legs. Returns (it has just begun, everything remembered is to be forgotten)."""
         self._pages += 1
-        self._why = why
+        self.why = why
         lost = self._pages >= LEGLESS_PAGES
         begins = self.since is None and (at_once or lost)
         if begins:
@@ -89,11 +90,11 @@ class Blindness:
             return None
         self._declared = self._is_hung(t, settings)
         if self._declared:
-            return Finding("canary-hang", f"{self._failed()} and there is nothing else to judge by: {self._why}")
+            return Finding("canary-hang", f"{self._failed()} and there is nothing else to judge by: {self.why}")
         if not canaries_on:
-            return Finding("no-legs", f"not watched: {self._why}, and canaries are off")
+            return Finding("no-legs", f"not watched: {self.why}, and canaries are off")
         said = f" (the last one: {self._last})" if self._last is not None else ""
-        return Finding("no-legs", f"{self._why}: canaries alone decide{said}")
+        return Finding("no-legs", f"{self.why}: canaries alone decide{said}")
 
     def held(self, t: float, settings: Settings) -> Finding | None:
         """The hang that was declared for want of legs and stands although there are some again."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from enginewatch.core.events import Flags, Verdict
+from enginewatch.core.kv_engines import KvEngines
 from enginewatch.core.progress import Core
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import HUNG
@@ -86,6 +87,7 @@ class Facts:
     log_hit_at: float | None
     process_since: float | None
     last_page_at: float | None
+    kv_engines: KvEngines | None
 
 
 def explain(facts: Facts) -> Explanation:
@@ -137,6 +139,8 @@ def _witnesses(facts: Facts) -> Iterator[Witness]:
             _ago(facts, facts.blind_since),
             f"{facts.blind_failures} failed in a row since the page has no legs",
         )
+    if facts.kv_engines is not None:
+        yield _kv_bootstrap(facts.kv_engines, facts)
     yield _log(facts)
     if facts.loading_since is None:
         yield _pause(facts)
@@ -195,6 +199,15 @@ def _canary(core: Core, facts: Facts, where: str) -> Witness:
         return Witness("canary", run.last_outcome.value, None, f"{where}counts neither way")
     age = _ago(facts, core.canary_ok_at)
     return Witness("canary", "ok" if age is not None else "none yet", age, f"{where}{facts.canary.path}")
+
+
+def _kv_bootstrap(kv: KvEngines, facts: Facts) -> Witness:
+    age = _ago(facts, kv.heard_at)
+    if kv.failure is not None:
+        return Witness("kv_bootstrap", "silent", age, f"{kv.failure}; that proves nothing")
+    if kv.changed_at is not None:
+        return Witness("kv_bootstrap", "changed", age, "other KV engine ids: replaced, with the next page")
+    return Witness("kv_bootstrap", "same", age, f"KV engine ids of {kv.ranks} rank{'' if kv.ranks == 1 else 's'}")
 
 
 def _log(facts: Facts) -> Witness:

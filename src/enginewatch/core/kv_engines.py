@@ -61,6 +61,11 @@ class KvEngines:
         """Why the last read gave no ids; None = it did, or there was none yet."""
 
     @property
+    def is_asked(self) -> bool:
+        """Whether there is a bootstrap server to ask."""
+        return self.heard_at is not None or self.failure is not None
+
+    @property
     def ranks(self) -> int:
         """How many ranks have told an id so far."""
         return len(self._ids)

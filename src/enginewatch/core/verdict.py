@@ -59,6 +59,7 @@ from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.core.statistics import NOT_READ
 from enginewatch.core.story import Story, StoryEntry
+from enginewatch.core.unidentified import why_unidentified
 from enginewatch.engines import ALL_NAMES, PROFILES, UNKNOWN, recognise
 from enginewatch.engines.profile import DYNAMIC, AnswerFormat, CanaryRequest, FlagEndpoint, Profile, Role, ToldRole
 
@@ -78,6 +79,7 @@ class Watch:
         json_statistics: whether the engine's JSON statistics are read in place of its page, where it has any.
         log_channel: whether a log file is followed.
         watcher_started_ms: unix time in milliseconds, part of `observed` identities.
+        identity: what a judgement before this one knew of the process; None = nothing.
         now: the caller's monotonic seconds at creation.
     """
 
@@ -90,6 +92,7 @@ class Watch:
         json_statistics: bool = False,
         log_channel: bool = False,
         watcher_started_ms: int = 0,
+        identity: IdentityTracker | None = None,
         now: float,
     ) -> None:
         self.settings = settings
@@ -103,7 +106,7 @@ class Watch:
         self._profile = None if profile is None else self._as_read(profile)
         self._clock = GapClock(now)
         self._ledger = Ledger(self._profile or UNKNOWN)
-        self._identity = IdentityTracker(watcher_started_ms)
+        self._identity = identity if identity is not None else IdentityTracker(watcher_started_ms)
         self._kv = KvEngines()
         self._reach = Reach(now)
         self._reach.longest_step_sec = self._ledger.profile.longest_step_sec
@@ -149,6 +152,11 @@ class Watch:
     def identity(self) -> Identity | None:
         """The engine process; None until it has been identified."""
         return self._identity.identity
+
+    @property
+    def why_unidentified(self) -> str:
+        """One sentence that says why `identity` is None."""
+        return why_unidentified(self._reach, self._blind, waits_for=None)
 
     @property
     def restarts(self) -> int:
@@ -366,7 +374,7 @@ class Watch:
                 "error",
                 "the start time is another one on every page and is not believed: ENGINE_URL must name one engine",
             )
-        if news is not None:
+        if news is not None or change is Change.REPLACED:
             self._kv.page_taken(begun, replaced=change is Change.REPLACED)
         if change is Change.REPLACED or (gone and change is Change.SAME and news is None):
             self._replaced(page, t, begun, counted=change is Change.REPLACED)
@@ -375,7 +383,7 @@ class Watch:
             durable = known is not None and known.source == "process_start_time"
             named = durable and news is not None and news.start_time is not None
             self._same_after_refusal(refused_at, begun, named=named)
-        if change is Change.FIRST:
+        if change is Change.FIRST or self._process_since == _NEVER:
             self._new_process(t)
         elif news is not None and news.fell:
             for core in self._ledger.cores.values():
@@ -388,6 +396,8 @@ class Watch:
             self._kv.silence(event.failure)
             return
         news = self._kv.hear(event.engine_ids, t)
+        if news is KvNews.REPLACED and not self._reach.down:
+            self._recheck(t, t)  # it counts with the next page
         if news in (KvNews.RETURNED, KvNews.DISBELIEVED) and not self._said_kv:
             self._said_kv = True
             self._log(
@@ -874,6 +884,7 @@ class Watch:
             log_hit_at=self._log_hit_at if self._log_hit_at != _NEVER else None,
             process_since=self._process_since if self._process_since != _NEVER else None,
             last_page_at=self._last_begun if self._last_begun != _NEVER else None,
+            kv_engines=self._kv if self._kv.is_asked else None,
         )
 
 

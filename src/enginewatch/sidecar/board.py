@@ -86,6 +86,10 @@ class Judge(Protocol):
         """The process behind the address."""
 
     @property
+    def why_unidentified(self) -> str:
+        """One sentence that says why `identity` is None."""
+
+    @property
     def restarts(self) -> int:
         """Replacements seen so far."""
 
@@ -109,7 +113,8 @@ class Board:
         settings: the effective hot settings.
         started_at: when the sidecar began, on the judgement's clock.
         clock: monotonic seconds, the judgement's clock.
-        wall: unix seconds. Read once: wall-clock time that is set back must not move what people read.
+        unix_offset: unix seconds at the clock's zero, taken once: wall-clock time that is set back must not move what
+            people read.
     """
 
     def __init__(
@@ -120,19 +125,19 @@ class Board:
         settings: Settings,
         started_at: float,
         clock: Callable[[], float],
-        wall: Callable[[], float],
+        unix_offset: float,
     ) -> None:
         self.judge = judge
         self.verdict = verdict
         self.settings = settings
         self.clock = clock
         self.started_at = started_at
-        self.judged_at = started_at
-        self._wall_offset = wall() - clock()
+        self.judged_at = clock()
+        self._unix_offset = unix_offset
 
     def unix(self, moment: float) -> float:
         """Unix seconds of a moment on the monotonic clock."""
-        return moment + self._wall_offset
+        return moment + self._unix_offset
 
     def loop_age(self) -> float:
         """Seconds since a poll was last judged."""
@@ -170,6 +175,10 @@ class Board:
             "watcher_started_at": rfc3339(self.unix(self.started_at)),
         }
 
+    def why_unidentified(self) -> str:
+        """The sentence in place of `engine`, while that is None."""
+        return self.judge.why_unidentified if self.judge is not None else self.verdict.reason
+
     def explain(self) -> dict[str, Any]:
         """The judgement's explanation as plain data: `cores`, `witnesses`, `would_flip`."""
         if self.judge is None:
@@ -197,7 +206,8 @@ class Board:
 def rfc3339(unix_sec: float) -> str:
     """UTC with two decimals, `2026-10-14T02:07:21.29Z`."""
     try:
-        whole, hundredths = divmod(round(unix_sec * 100), 100)
+        # By way of the text, as an engine's id has it: the two must not differ by a hundredth.
+        whole, hundredths = divmod(round(float(f"{unix_sec:.2f}") * 100), 100)
         moment = datetime.fromtimestamp(whole, UTC)
     except (ValueError, OverflowError, OSError):
         # An engine may claim any start time; an impossible one must not take the answer down.

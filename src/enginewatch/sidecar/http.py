@@ -156,7 +156,8 @@ class Pages:
     def _engine(self) -> Answer:
         body = self._board.engine()
         if body is None:
-            return Answer(503, _encode({"error": "the engine has not been identified yet"}), _JSON)
+            why = self._board.why_unidentified()
+            return Answer(503, _encode({"error": f"the engine has not been identified: {why}"}), _JSON)
         return Answer(200, _encode(body), _JSON)
 
 

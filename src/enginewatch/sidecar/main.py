@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from enginewatch.sidecar.lean import leave_to_others
@@ -22,8 +23,10 @@ from enginewatch.sidecar.listen import bind, fail_open, url_of
 from enginewatch.sidecar.options import Options, StartError, complain, parse
 
 if TYPE_CHECKING:
+    from enginewatch.client.kv_bootstrap import KvBootstrap
     from enginewatch.client.target import EngineClient
     from enginewatch.core.events import Verdict
+    from enginewatch.core.identity import IdentityTracker
     from enginewatch.core.settings import Settings
     from enginewatch.core.verdict import Watch
     from enginewatch.sidecar.board import Board
@@ -36,10 +39,34 @@ _IDLE_SEC = 5.0
 _GC_THRESHOLDS = (300, 4, 2)
 
 
+@dataclass
+class _Life:
+    """What outlives a watch that broke and is put together anew: to those who ask it is the same sidecar.
+
+    Attributes:
+        started_at: when it began, on the monotonic clock.
+        unix_offset: unix seconds at that clock's zero; read once, because wall-clock time is stepped.
+        identity: which process the engine is, and the replacements seen.
+    """
+
+    started_at: float = field(default_factory=time.monotonic)
+    unix_offset: float = field(default_factory=lambda: time.time() - time.monotonic())
+    identity: IdentityTracker | None = None
+
+    def identity_tracker(self) -> IdentityTracker:
+        """The one there is, or a new one."""
+        from enginewatch.core.identity import IdentityTracker
+
+        if self.identity is None:
+            self.identity = IdentityTracker(round((self.started_at + self.unix_offset) * 1000))
+        return self.identity
+
+
 def run_watch(argv: Sequence[str]) -> int:
     """Runs the sidecar. Returns its exit code: 0 after SIGTERM or SIGINT, 2 for a bad flag, 1 for a bad address."""
     _end_on_signals()
     leave_to_others()
+    life = _Life()
     try:
         options = parse(argv, os.environ)
         sock = bind(options.listen)
@@ -53,7 +80,7 @@ def run_watch(argv: Sequence[str]) -> int:
     journal = Journal()
     while True:
         try:
-            _run(_watch(options, sock.dup(), journal))
+            _run(_watch(options, sock.dup(), journal, life))
         except Exception as error:
             # Only a bug gets here, and it must not take the engine along.
             _end_on_signals()
@@ -88,7 +115,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         loop.close()
 
 
-async def _watch(options: Options, sock: socket.socket, journal: Journal) -> None:
+async def _watch(options: Options, sock: socket.socket, journal: Journal, life: _Life) -> None:
     from enginewatch.sidecar.board import Board
     from enginewatch.sidecar.faults import Faults
     from enginewatch.sidecar.history import History
@@ -113,14 +140,14 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal) -> Non
     if tail is not None and options.log_hang_pattern:
         tail.look_for(Signatures((options.log_hang_pattern,)))
     now = loop.time()
-    judge = _judge(options, source.settings, now, follows_log=tail is not None)
+    judge = _judge(options, source.settings, now, life, follows_log=tail is not None)
     board = Board(
         judge=judge,
         verdict=judge.verdict if judge is not None else _nothing_to_watch(now),
         settings=source.settings,
-        started_at=now,
+        started_at=life.started_at,
         clock=loop.time,
-        wall=time.time,
+        unix_offset=life.unix_offset,
     )
     metrics = Metrics(board, faults.note, options.problems)
     faults.count = metrics.internal_error
@@ -149,6 +176,7 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal) -> Non
             keeper=keeper,
             tail=tail,
             fixed_signatures=bool(options.log_hang_pattern),
+            kv_server=_kv_server(options),
         )
         watching = loop.create_task(shell.run())
     gc.collect()
@@ -169,7 +197,7 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal) -> Non
     journal.write("info", "the sidecar was told to stop")
 
 
-def _judge(options: Options, settings: Settings, now: float, *, follows_log: bool) -> Watch | None:
+def _judge(options: Options, settings: Settings, now: float, life: _Life, *, follows_log: bool) -> Watch | None:
     from enginewatch.core.verdict import Watch
     from enginewatch.engines import PROFILES
 
@@ -181,7 +209,7 @@ def _judge(options: Options, settings: Settings, now: float, *, follows_log: boo
         role=options.engine_role or None,
         json_statistics=options.trtllm_json_stats,
         log_channel=follows_log,
-        watcher_started_ms=round(time.time() * 1000),
+        identity=life.identity_tracker(),
         now=now,
     )
 
@@ -197,6 +225,14 @@ def _client(options: Options, engine_url: str) -> EngineClient:
             ca_file=options.engine_ca_file,
         )
     )
+
+
+def _kv_server(options: Options) -> KvBootstrap | None:
+    if not options.identity_kv_bootstrap_url:
+        return None
+    from enginewatch.client.kv_bootstrap import KvBootstrap
+
+    return KvBootstrap(options.identity_kv_bootstrap_url, ca_file=options.engine_ca_file or None)
 
 
 def _nothing_to_watch(now: float) -> Verdict:
@@ -234,8 +270,6 @@ def _say_hello(options: Options, sock: socket.socket, journal: Journal) -> None:
         )
     if options.trtllm_json_stats and options.engine_kind not in ("auto", "trtllm"):
         journal.write("warning", "TRTLLM_JSON_STATS is for TensorRT-LLM only: ignored", engine_kind=options.engine_kind)
-    if options.identity_kv_bootstrap_url:
-        journal.write("warning", "IDENTITY_KV_BOOTSTRAP_URL is not read by this version")
 
 
 def _leave_threads_behind() -> None:

@@ -112,13 +112,13 @@ def parse_engine_url(text: str) -> str:
 
 
 def parse_bootstrap_url(text: str) -> str:
-    """URL of a Mooncake bootstrap server.
+    """Base URL of a Mooncake bootstrap server; `/query`, which is asked there, may be part of it.
 
     Raises:
         BadOptionError: it cannot be one.
     """
     try:
-        return parse_engine_url(text)
+        return parse_engine_url(text).removesuffix("/query")
     except BadOptionError:
         raise BadOptionError(f"{_shown(text)} is not a URL such as http://127.0.0.1:8998") from None
 
@@ -213,7 +213,13 @@ _OPTIONS = (
     _Option("log_hang_pattern", "", "RE2 pattern that replaces the engine's own log signatures", parse_pattern, "RE2"),
     _Option("engine_api_key_file", "", "file that holds the engine's API key, read before each use", str, "PATH"),
     _Option("engine_ca_file", "", "CA certificates for an https engine, read before each use", str, "PATH"),
-    _Option("identity_kv_bootstrap_url", "", "Mooncake bootstrap server of this engine", parse_bootstrap_url, "URL"),
+    _Option(
+        "identity_kv_bootstrap_url",
+        "",
+        "Mooncake bootstrap server of this engine, asked beside each poll for its KV engine ids",
+        parse_bootstrap_url,
+        "URL",
+    ),
     _Option("metrics_path", "", "path of the engine's metrics page, if not the usual one", parse_path, "PATH"),
     _Option(
         "trtllm_json_stats",
