@@ -278,7 +278,7 @@ def test_while_it_cannot_be_put_together_it_fails_open() -> None:
     script = """
 import sys
 from enginewatch.sidecar import listen, main
-async def broken(options, sock, journal):
+async def broken(options, sock, journal, life):
     journal.write("info", "about to break", url=listen.url_of(sock))
     sock.close()
     raise RuntimeError("a bug")
