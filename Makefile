@@ -18,8 +18,8 @@ help:
 	@echo "make demo       a simulated engine hangs and recovers under the sidecar's eyes"
 	@echo "make guard      the router's guard as one file, dist/enginewatch-guard.pyz; any Python from 3.9 on builds it"
 	@echo "make test       the tests (minutes; no root, no real engine)"
-	@echo "make test-real  the tests against the real vLLM and llama.cpp on this CPU (the first time, installs 2.5 GB"
-	@echo "                under ~/.cache and compiles some minutes)"
+	@echo "make test-real  the tests against the real vLLM, llama.cpp and routers on this CPU (the first time, installs"
+	@echo "                2.7 GB under ~/.cache and compiles some minutes)"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     what of that ruff can fix by itself"
 	@echo "make bench      measurements"
@@ -52,13 +52,16 @@ guard:
 test: install
 	$(BIN)/python -m pytest -m "not real" $(ARGS)
 
-# Exit code 75 of an installer: the engine cannot be had here, and its tests skip themselves, saying so.
+# Exit code 75 of an installer: what it installs cannot be had here, and its tests skip themselves, saying so.
 test-real: install
 	@venv=$$($(BIN)/python tests/real/install_vllm.py); code=$$?; \
 	if [ $$code -eq 75 ]; then venv=unobtainable; elif [ $$code -ne 0 ]; then exit $$code; fi; \
 	server=$$($(BIN)/python -m tests.real.install_llamacpp); code=$$?; \
 	if [ $$code -eq 75 ]; then server=unobtainable; elif [ $$code -ne 0 ]; then exit $$code; fi; \
-	ENGINEWATCH_REAL_VLLM="$$venv" ENGINEWATCH_REAL_LLAMACPP="$$server" $(BIN)/python -m pytest -m real tests/real -v --durations=0 $(ARGS)
+	routers=$$($(BIN)/python -m tests.real.install_routers); code=$$?; \
+	if [ $$code -eq 75 ]; then routers=unobtainable; elif [ $$code -ne 0 ]; then exit $$code; fi; \
+	ENGINEWATCH_REAL_VLLM="$$venv" ENGINEWATCH_REAL_LLAMACPP="$$server" ENGINEWATCH_REAL_ROUTERS="$$routers" \
+	  $(BIN)/python -m pytest -m real tests/real -v --durations=0 $(ARGS)
 
 # What runs in a router's container is checked once more against an old library; mypy knows none before 3.10.
 GUARD := src/enginewatch/core/drift.py src/enginewatch/guard
@@ -97,6 +100,8 @@ lock:
 	  --override requirements/real-vllm.overrides requirements/real-vllm.in --output-file requirements/real-vllm.txt
 	$(COMPILE) --python-platform x86_64-manylinux_2_31 --no-binary llama-cpp-python \
 	  requirements/real-llamacpp.in --output-file requirements/real-llamacpp.txt
+	$(COMPILE) --python-platform x86_64-manylinux_2_31 --only-binary :all: \
+	  requirements/real-routers.in --output-file requirements/real-routers.txt
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,8 +11,8 @@ Processes of one simulated engine (`python -m enginewatch.lab.sim vllm`):
 
 Modules:
     - rank side, few imports: wire, lineage, job, vllm_core, sglang_core, trtllm_core, trtllm_rank, rank
-    - front end: ranks, page, vllm_families, vllm_page, sglang_families, sglang_page, trtllm_families, trtllm_page,
-      trtllm_stats, http_page, engine, enginelog, vllm_http, sglang_http, trtllm_http, metrics_http, middleware, faults,
-      spoil, load, control, frontend
+    - front end: ranks, kv_transfer, arrivals, page, vllm_families, vllm_page, sglang_families, sglang_page,
+      trtllm_families, trtllm_page, trtllm_stats, http_page, engine, enginelog, vllm_http, sglang_http, trtllm_http,
+      metrics_http, middleware, faults, spoil, load, control, frontend
     - around them: options, supervisor, and process, with which tests and drills start one
 """

@@ -2,6 +2,7 @@
 
 - `GET /_sim`: this list, for people
 - `GET /_sim/state`: processes, restarts, open requests
+- `GET /_sim/requests`: the last generation requests: kv_transfer_params, bootstrap_*, status (null while open)
 - `GET /_sim/faults`, `POST /_sim/faults`: states (faults.py)
 - `POST /_sim/load`: synthetic clients (load.py); `{"concurrency": 0}` stops them
 - `POST /_sim/prefill {"seconds", "chunks", "prompt_tokens", "core"}`: one prompt whose prefill takes that long;
@@ -49,6 +50,7 @@ class Control:
         for path in ("/_sim", "/_sim/"):
             app.router.add_get(path, self._list)
         app.router.add_get("/_sim/state", self._state)
+        app.router.add_get("/_sim/requests", self._requests)
         app.router.add_get("/_sim/faults", self._faults)
         app.router.add_post("/_sim/faults", self._set_faults)
         app.router.add_post("/_sim/load", self._set_load)
@@ -79,12 +81,16 @@ class Control:
                     for rank in engine.ranks.all
                 ],
                 "open_http_requests": engine.open_requests,
+                "kv_engine_ids": engine.sender.engine_ids if engine.sender is not None else [],
                 "pages_served": engine.page_count,
                 "paused": engine.paused,
                 "sleep_level": engine.sleep_level,
                 "load": self._load.describe(),
             }
         )
+
+    async def _requests(self, request: web.Request) -> web.Response:
+        return web.json_response({"requests": self._engine.arrivals.told()})
 
     async def _faults(self, request: web.Request) -> web.Response:
         return web.json_response(self._engine.faults.to_dict())

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from enginewatch.lab.sim.arrivals import Arrivals
 from enginewatch.lab.sim.enginelog import EngineLog
 from enginewatch.lab.sim.faults import Faults
+from enginewatch.lab.sim.kv_transfer import Receiver, Sender
 from enginewatch.lab.sim.options import SimOptions
 from enginewatch.lab.sim.ranks import Page, Ranks, Stream
 
@@ -45,6 +47,8 @@ class Engine:
         page_count: metrics pages served.
         end: ends this front end with an exit code.
         hold: switches a deadlock of the rank's loop whose process lives on; None where that cannot be simulated.
+        arrivals: the last generation requests, as a router sent them.
+        sender, receiver: a vLLM prefill's and a vLLM decode's side of the KV transfer; None in every other engine.
     """
 
     def __init__(self, options: SimOptions, page: EnginePage, ranks: Ranks, log: EngineLog) -> None:
@@ -57,6 +61,9 @@ class Engine:
         self.page_count = 0
         self.end: Callable[[int], None] = lambda code: None
         self.hold: Callable[[bool], None] | None = None
+        self.arrivals = Arrivals()
+        self.sender = Sender(options) if (options.engine, options.role) == ("vllm", "prefill") else None
+        self.receiver = Receiver(options) if (options.engine, options.role) == ("vllm", "decode") else None
         self.started_at = time.time()
         self.paused = False
         self.sleep_level = 0

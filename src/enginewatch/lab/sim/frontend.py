@@ -21,7 +21,7 @@ from enginewatch.lab.sim.engine import Engine
 from enginewatch.lab.sim.enginelog import EngineLog
 from enginewatch.lab.sim.lineage import die_with_parent
 from enginewatch.lab.sim.metrics_http import Read, metrics, page_of
-from enginewatch.lab.sim.middleware import Routes, counting, guarded, spoiled
+from enginewatch.lab.sim.middleware import Routes, counting, guarded, noted, spoiled
 from enginewatch.lab.sim.options import SimOptions
 from enginewatch.lab.sim.ranks import Ranks
 from enginewatch.lab.sim.sglang_http import SglangHttp
@@ -73,12 +73,16 @@ class FrontEnd:
             await ranks.start()
             await asyncio.wait({self._exit}, timeout=max(0.0, self._began + options.load_sec - time.monotonic()))
             if not self._exit.done():
+                if engine.sender is not None:
+                    await engine.sender.start()
                 await runner.setup()
                 await web.TCPSite(runner, options.host, self._port, reuse_address=True, reuse_port=True).start()
                 ready = [{"core": rank.core, "pid": rank.pid} for rank in ranks.all]
                 self._tell({"event": "serving", "ranks": ready})
             return await self._exit
         finally:
+            if engine.sender is not None:
+                await engine.sender.close()
             await runner.cleanup()
             if self._stats is not None:
                 self._stats.close()
@@ -103,7 +107,7 @@ class FrontEnd:
 
     def _app(self, engine: Engine, page: FrontPage, routes: Routes, pages: dict[str, Read]) -> web.Application:
         app = web.Application(
-            middlewares=[counting(page), guarded(engine, routes), spoiled(engine, routes)],
+            middlewares=[counting(page), guarded(engine, routes), noted(engine, routes), spoiled(engine, routes)],
             client_max_size=_MAX_BODY_BYTES,
         )
         routes.add_routes(app)

@@ -15,7 +15,8 @@ class Job:
         chunks: a prompt that is to be prefilled in exactly so many steps; 0 = as the token budget allows.
         chunk_sec: least duration of each of those steps.
         peer: how it depends on a prefill/decode partner: "" not at all, "fake" (the engine's own fake host),
-            "peer" (a partner that is there unless a fault says otherwise), "missing" (nobody will ever come).
+            "peer" (a partner that is there unless a fault says otherwise), "missing" (nobody will ever come),
+            "remote" (the front end fetches its KV and tells when it is there; from then on "peer").
         probe: an SGLang health request, which is left out of request counters.
         computed: prompt and output tokens whose KV is computed.
         generated: tokens produced so far.

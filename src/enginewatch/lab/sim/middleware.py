@@ -95,6 +95,28 @@ def guarded(engine: Engine, routes: Routes) -> Any:
     return middleware
 
 
+def noted(engine: Engine, routes: Routes) -> Any:
+    """Keep what generation requests say of their partner, and how they were answered: 499 = the client left."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in routes.generation_paths:
+            return await handler(request)
+        arrived = await engine.arrivals.begin(request)
+        status = 499
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        finally:
+            arrived["status"] = status
+
+    return middleware
+
+
 def spoiled(engine: Engine, routes: Routes) -> Any:
     """Give generation requests the wrong answer that is in force; count the open ones."""
 

@@ -42,6 +42,12 @@ class SimOptions:
         block_size: tokens per KV block.
         kv_tokens: KV capacity of one core in tokens.
         transfer_sec: how long a KV transfer from or to a P/D partner takes.
+        bootstrap_port: a vLLM prefill's Mooncake bootstrap server, whose GET /query tells the engine id, new with every
+            process; 0 = a port that the system gives, kept over restarts. Negative = none, and the prefill's answers
+            carry what NIXL needs. A decode asks for the KV where its request says: an engine id that the bootstrap
+            server does not know fails at once, one that it knew when its process still lived waits in vain for
+            transfer-timeout-sec.
+        transfer_timeout_sec: how long a vLLM decode waits for KV that does not come: the real one's 480, and 60 more.
         health_timeout_sec: after how long SGLang's /health gives up.
         gauge_stale_sec: how long SGLang gauges keep their last value when the engine becomes idle; negative = what
             the version does (30 before 0.5.18, then 0).
@@ -82,6 +88,8 @@ class SimOptions:
     block_size: int = 16
     kv_tokens: int = 2_097_152
     transfer_sec: float = 0.05
+    bootstrap_port: int = -1
+    transfer_timeout_sec: float = 540.0
     health_timeout_sec: float = 20.0
     gauge_stale_sec: float = -1.0
     iter_stats: bool = False
@@ -111,6 +119,10 @@ class SimOptions:
                 return f"{name} is {value!r}, expected one of {', '.join(allowed)}"
         if not 0 <= self.port <= 65535:
             return f"port is {self.port}, expected 0 (any free port) to 65535"
+        if self.bootstrap_port > 65535:
+            return f"bootstrap-port is {self.bootstrap_port}, expected 0 (any free port) to 65535, or -1 for none"
+        if self.bootstrap_port >= 0 and (self.engine, self.role) != ("vllm", "prefill"):
+            return f"bootstrap-port is {self.bootstrap_port}, but only a vllm prefill has that server: leave it out"
         if not 1 <= self.dp <= 256:
             return f"dp is {self.dp}, expected 1 to 256 cores"
         if self.engine == "trtllm" and self.dp > 1:
@@ -126,6 +138,7 @@ class SimOptions:
             "step_ms",
             "core_death_exit_sec",
             "transfer_sec",
+            "transfer_timeout_sec",
             "max_batched_tokens",
             "hang_detection_sec",
         ):
@@ -158,3 +171,8 @@ class SimOptions:
     def to_dict(self) -> dict[str, Any]:
         """As JSON data, for the processes of this engine."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def reachable(host: str) -> str:
+    """An address to reach what listens on `host`: itself, or loopback where it is every address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

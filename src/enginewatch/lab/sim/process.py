@@ -119,6 +119,11 @@ class SimProcess:
         return int(self._latest()["port"])
 
     @property
+    def bootstrap_port(self) -> int:
+        """TCP port of its Mooncake bootstrap server, the same over restarts; negative when it has none."""
+        return int(self._latest()["bootstrap_port"])
+
+    @property
     def pid(self) -> int:
         """The front end of the latest start."""
         return int(self._latest()["pid"])
@@ -166,6 +171,11 @@ class SimProcess:
     def state(self) -> dict[str, Any]:
         """Processes, open requests, load: `GET /_sim/state`."""
         return self._ask("/_sim/state", None)
+
+    def requests(self) -> list[dict[str, Any]]:
+        """The last generation requests of this process, oldest first: `GET /_sim/requests`."""
+        found: list[dict[str, Any]] = self._ask("/_sim/requests", None)["requests"]
+        return found
 
     # --- steering ---------------------------------------------------------------------------------------------------
 

@@ -252,6 +252,10 @@ class Ranks:
                 rank.send({"op": "abort", "id": stream.id})
                 self._page.on_abort(stream)
 
+    def kv_arrived(self, stream: Stream) -> None:
+        """The KV of a request that was waiting for another engine is there."""
+        self.all[int(stream.core)].send({"op": "kv", "id": stream.id})
+
     async def call(self, name: str, args: dict[str, Any] | None = None) -> list[Any]:
         """A round trip through the loop of every rank. A hung rank gives no answer, and there is no time limit."""
         if self.dead:

@@ -22,24 +22,29 @@ from typing import Any
 import setproctitle
 
 from enginewatch.lab.sim.lineage import adopt_orphans
-from enginewatch.lab.sim.options import SimOptions
+from enginewatch.lab.sim.options import SimOptions, reachable
 
 _GRACE_SEC = 2.0
 
 
 def run(options: SimOptions) -> int:
     """Run one simulated engine in the foreground until SIGTERM, SIGINT, or its end; returns the exit code."""
-    try:
-        held = hold_port(options.host, options.port)
-    except OSError as error:
-        print(
-            f"enginewatch sim: cannot listen on {options.host}:{options.port}: {error.strerror or error}; "
-            "choose another --port, or 0 for any.",
-            file=sys.stderr,
-        )
-        return 1
-    with held:
-        return Supervisor(options, held.getsockname()[1]).run()
+    with contextlib.ExitStack() as held:
+        for name in ("port", "bootstrap_port"):
+            wanted = getattr(options, name)
+            if wanted < 0:
+                continue
+            try:
+                holder = held.enter_context(hold_port(options.host, wanted))
+            except OSError as error:
+                print(
+                    f"enginewatch sim: cannot listen on {options.host}:{wanted}: {error.strerror or error}; "
+                    f"choose another --{name.replace('_', '-')}, or 0 for any.",
+                    file=sys.stderr,
+                )
+                return 1
+            options = replace(options, **{name: holder.getsockname()[1]})
+        return Supervisor(options).run()
 
 
 def hold_port(host: str, port: int) -> socket.socket:
@@ -65,9 +70,9 @@ def hold_port(host: str, port: int) -> socket.socket:
 class Supervisor:
     """The loop that starts the front end again whenever it is meant to come back."""
 
-    def __init__(self, options: SimOptions, port: int) -> None:
+    def __init__(self, options: SimOptions) -> None:
         self._options = options
-        self._port = port
+        self._port = options.port
         self._selector = selectors.PollSelector()  # epoll refuses /dev/null as standard input
         self._front: subprocess.Popen[bytes] | None = None
         self._pipe: socket.socket | None = None
@@ -151,11 +156,12 @@ class Supervisor:
 
     def _announce(self, ranks: list[dict[str, Any]]) -> None:
         assert self._front is not None
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._options.host, self._options.host)
+        host = reachable(self._options.host)
         host = f"[{host}]" if ":" in host else host
         told = {
             "url": f"http://{host}:{self._port}",
             "port": self._port,
+            "bootstrap_port": self._options.bootstrap_port,
             "pid": self._front.pid,
             "supervisor_pid": os.getpid(),
             "restarts": self._starts - 1,
@@ -164,9 +170,12 @@ class Supervisor:
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(told), flush=True)
         if not self._options.quiet:
+            port = self._options.bootstrap_port
+            bootstrap = f"bootstrap server on port {port}, " if port >= 0 else ""
             print(
                 f"enginewatch sim: {self._options.engine} ({self._options.role}) serves at {told['url']}, "
-                f"ranks {', '.join(str(rank['pid']) for rank in ranks)}; GET {told['url']}/_sim lists its faults",
+                f"{bootstrap}ranks {', '.join(str(rank['pid']) for rank in ranks)}; "
+                f"GET {told['url']}/_sim lists its faults",
                 file=sys.stderr,
             )
 

@@ -50,6 +50,10 @@ class VllmCore:
             self._waiting.append(Job(message, now))
         elif op == "abort":
             self._untold = self._drop(message["id"]) or self._untold
+        elif op == "kv":
+            for job in self._waiting:
+                if job.id == message["id"]:
+                    job.peer = "peer"
         elif op == "tune":
             self._step_sec = message.get("step_sec", self._step_sec)
             self._extra_sec = message.get("extra_sec", self._extra_sec)
@@ -177,7 +181,7 @@ class VllmCore:
     def _deferred(self, job: Job, now: float) -> bool:
         if not job.peer:
             return False
-        if job.ready_at is None and not self._peer_gone and job.peer != "missing":
+        if job.ready_at is None and not self._peer_gone and job.peer not in ("missing", "remote"):
             job.ready_at = now + self._transfer_sec
         return job.ready_at is None or now < job.ready_at
 

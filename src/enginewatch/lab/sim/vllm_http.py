@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
 
 from enginewatch.lab.sim.engine import Engine, read_json, start_events, tokens_of
+from enginewatch.lab.sim.kv_transfer import TransferFailed
 from enginewatch.lab.sim.ranks import CoreDied, Stream
 
 _WORD = " token"
@@ -144,25 +148,61 @@ class VllmHttp:
         if problem is not None:
             return problem
         streaming = bool(body.get("stream"))
+        params = body.get("kv_transfer_params") or {}
+        receiver = self._engine.receiver
+        fetched = receiver is not None and receiver.concerns(params)
         opened = self._engine.ranks.open(
             prompt,
             max_tokens,
             core=request.headers.get("X-data-parallel-rank"),
             streaming=streaming,
-            fields={"peer": _peer(body)},
+            fields={"peer": "remote" if fetched else _peer(params)},
         )
         try:
             with opened as stream:
-                if streaming:
-                    return await self._stream(request, body, stream, chat)
-                last = await self._engine.run(stream)
-                finish = last["finish"]
+                async with self._fetching(stream, params if fetched else None):
+                    if streaming:
+                        return await self._stream(request, body, stream, chat)
+                    finish = (await self._engine.run(stream))["finish"]
+                if finish == "error":
+                    return _error(500, "Internal server error", "InternalServerError")
                 answer = self._answer(chat, _WORD * stream.produced, finish, prompt, stream.produced)
-                if (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
-                    answer["kv_transfer_params"] = {"do_remote_prefill": True, "do_remote_decode": False}
+                if params.get("do_remote_decode"):
+                    answer["kv_transfer_params"] = self._prefilled(params, stream)
                 return web.json_response(answer)
         except CoreDied:
             return _error(500, "The engine core has died.", "InternalServerError")
+
+    @contextlib.asynccontextmanager
+    async def _fetching(self, stream: Stream, params: dict[str, Any] | None) -> AsyncIterator[None]:
+        """Fetch the KV of a request from another engine, when there is something to fetch, while it waits in the core.
+
+        A transfer that fails ends the request with an error, as kv_load_failure_policy=fail, the default, does.
+        """
+        receiver = self._engine.receiver
+        if params is None or receiver is None:
+            yield
+            return
+
+        async def fetch() -> None:
+            try:
+                await receiver.fetch(params)
+            except TransferFailed as error:
+                self._engine.log.write(f"ERROR pulling kv_caches failed: {error}")
+                stream.outputs.put_nowait({"new": 0, "finish": "error"})
+            else:
+                self._engine.ranks.kv_arrived(stream)
+
+        fetching = asyncio.create_task(fetch())
+        try:
+            yield
+        finally:
+            fetching.cancel()
+
+    def _prefilled(self, params: dict[str, Any], stream: Stream) -> dict[str, Any] | None:
+        if self._engine.sender is not None:
+            return self._engine.sender.prefilled(params, stream.core)
+        return {"do_remote_prefill": True, "do_remote_decode": False}
 
     def _problem(self, request: web.Request, body: dict[str, Any], prompt: int, max_tokens: Any) -> web.Response | None:
         model = body.get("model")
@@ -229,9 +269,9 @@ class VllmHttp:
         }
 
 
-def _peer(body: dict[str, Any]) -> str:
+def _peer(params: dict[str, Any]) -> str:
     """A decode request whose KV comes from a prefill waits for it; everything else runs locally, in every role."""
-    return "peer" if (body.get("kv_transfer_params") or {}).get("do_remote_prefill") else ""
+    return "peer" if params.get("do_remote_prefill") else ""
 
 
 def _usage(prompt: int, produced: int) -> dict[str, Any]:

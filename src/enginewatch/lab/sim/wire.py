@@ -3,6 +3,7 @@
 Front end to rank:
     - `{"op": "add", "id", "prompt", "max", ...}`: a request (see job.py for its fields)
     - `{"op": "abort", "id"}`: the client has gone
+    - `{"op": "kv", "id"}`: the KV of a request from another engine is there
     - `{"op": "call", "call", "name", "args"}`: a round trip through the loop (pause, is_sleeping, server_info...)
     - `{"op": "tune", ...}`: how fast steps are, whether the P/D peer is there
 
