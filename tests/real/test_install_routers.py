@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,13 +26,19 @@ def pip_says(monkeypatch: pytest.MonkeyPatch) -> list[InstallError | None]:
     script: list[InstallError | None] = []
 
     def run_pip(venv: Path) -> None:
+        (venv / "bin").mkdir()
+        (venv / "bin" / "python").symlink_to(sys.executable)
         end = script.pop(0)
         if end is not None:
             raise end
 
+    def make_venv(command: list[object], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 0)
+
     monkeypatch.setattr(install_routers, "run_pip", run_pip)
     monkeypatch.setattr(install_routers, "check_platform", lambda: None)
     monkeypatch.setattr(install_routers, "check_starts", lambda venv: None)
+    monkeypatch.setattr(subprocess, "run", make_venv)
     return script
 
 
