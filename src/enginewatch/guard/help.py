@@ -41,7 +41,7 @@ In a pod, with the file in a volume at /guard:
       exec: {command: [python3, -I, -S, /guard/enginewatch-guard.pyz, live]}
       periodSeconds: 10
       timeoutSeconds: 6
-      failureThreshold: 1       # one answer is enough: it is only given when an engine was replaced and serves again
+      failureThreshold: 2       # a drift stays; but a probe that found no CPU in time counts as failed as well
     readinessProbe:
       exec: {command: [python3, -I, -S, /guard/enginewatch-guard.pyz, ready]}
       periodSeconds: 5
