@@ -21,6 +21,7 @@ from enginewatch.core.events import (
     EngineDescribed,
     Flags,
     FlagsRead,
+    KvBootstrapRead,
     LogChannelChanged,
     LogHits,
     Outcome,
@@ -493,6 +494,12 @@ happenings = st.one_of(
     st.builds(ScrapeFailed, moments, failures, st.just(""), st.booleans()),
     st.builds(CanaryDone, st.integers(-3, 0), st.sampled_from(list(Outcome))),
     st.builds(FlagsRead, st.sampled_from(list(Flags))),
+    st.builds(
+        KvBootstrapRead,
+        moments,
+        st.dictionaries(st.sampled_from("012"), st.sampled_from("abc"), max_size=3),
+        st.sampled_from(["", "nobody listens"]),
+    ),
     st.builds(
         EngineDescribed,
         st.sampled_from([None, "vllm", "sglang", "odd"]),

@@ -73,7 +73,7 @@ class FakeJudge:
     canary: CanaryRequest | None = field(default_factory=lambda: PROFILES["vllm"].canaries["agg"])
     canary_role: Role = "agg"
     identity: FakeIdentity | None = None
-    why_unidentified: str = "nobody listens at the engine's address yet: it is loading"
+    why_unidentified: str = "nobody listens at the engine's address yet; it is loading"
     restarts: int = 0
     names: frozenset[str] = frozenset({"a_total"})
     core_names: tuple[str, ...] = ("0",)

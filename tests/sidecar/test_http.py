@@ -8,11 +8,18 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Annotated, Literal
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.sidecar.fakes import WALL, FakeExplanation, FakeIdentity, FakeJudge, House, verdict
 
 from enginewatch.core.events import Verdict
+from enginewatch.core.identity import IdentityTracker
 from enginewatch.core.settings import Settings
 from enginewatch.sidecar import http
 from enginewatch.sidecar.board import rfc3339
@@ -129,26 +136,75 @@ async def test_healthz_verbose_is_the_verdict_with_the_same_status() -> None:
         assert (await s.get("/healthz?verbosely")).body.startswith(b"hung")
 
 
+Moment = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\dZ$")]
+
+
+class EngineAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """The schema of GET /engine: these keys and no others, in this order."""
+
+    engine_id: Annotated[str, msgspec.Meta(pattern=r"^(pst-\d+\.\d\d|sfp-[0-9a-f]{12}|obs-\d+-\d+)$")]
+    started_at: Moment
+    source: Literal["process_start_time", "startup_fingerprint", "observed"]
+    restarts: Annotated[int, msgspec.Meta(ge=0)]
+    watcher_started_at: Moment
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        FakeIdentity(restarts=1),
+        FakeIdentity("sfp-0123456789ab", "startup_fingerprint", None, 5.0),
+        FakeIdentity("obs-1791943641290-2", "observed", None, 5.0, 1),
+    ],
+    ids=lambda identity: identity.source,
+)
+async def test_engine_is_as_its_schema_says_for_each_source(identity: FakeIdentity) -> None:
+    async with site(FakeJudge(identity=identity)) as s:
+        reply = await s.get("/engine")
+        assert reply.status == 200
+        assert reply.headers["content-type"] == "application/json"
+        answer = msgspec.json.decode(reply.body, type=EngineAnswer)
+        assert list(json.loads(reply.body)) == list(EngineAnswer.__struct_fields__)
+        assert (answer.engine_id, answer.source) == (identity.engine_id, identity.source)
+
+
 async def test_engine_has_exactly_its_five_keys() -> None:
     judge = FakeJudge(identity=FakeIdentity(restarts=1))
     async with site(judge) as s:
         reply = await s.get("/engine")
-        body = json.loads(reply.body)
-        assert reply.status == 200
-        assert reply.headers["content-type"] == "application/json"
-        assert body == {
+        assert json.loads(reply.body) == {
             "engine_id": "pst-1791943641.29",
             "started_at": "2026-10-14T02:07:21.29Z",
             "source": "process_start_time",
             "restarts": 1,
             "watcher_started_at": rfc3339(WALL),
         }
+        head = await s.get("/engine", "HEAD")
+        assert (head.status, head.body) == (200, b"")
+        assert head.headers["content-length"] == str(len(reply.body))
 
 
-async def test_an_engine_that_has_not_been_identified_is_a_503_and_never_an_id() -> None:
+@given(st.floats(0, 4e9))
+@example(1791943641.285)
+@example(0.005)
+@example(1.999999)
+def test_a_start_time_is_the_same_hundredth_in_the_id_and_in_started_at(start_time: float) -> None:
+    seconds = IdentityTracker(0)
+    seconds.page(start_time, fell=False, rose=False, now=0.0)
+    assert seconds.identity is not None
+    moment = datetime.fromisoformat(rfc3339(start_time))
+    told = Decimal(int((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(milliseconds=10))) / 100
+    assert seconds.identity.engine_id == f"pst-{told:.2f}"
+
+
+async def test_an_engine_that_has_not_been_identified_is_a_503_that_says_why_and_never_an_id() -> None:
     async with site() as s:
         reply = await s.get("/engine")
         assert (reply.status, list(json.loads(reply.body))) == (503, ["error"])
+        assert reply.headers["content-type"] == "application/json"
+        why = "the engine has not been identified: nobody listens at the engine's address yet; it is loading"
+        assert json.loads(reply.body)["error"] == why
+        assert (await s.get("/engine", "HEAD")).status == 503
 
 
 async def test_an_engine_known_only_from_sight_started_when_it_was_first_seen_and_that_does_not_move() -> None:

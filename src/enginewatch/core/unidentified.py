@@ -19,9 +19,9 @@ def why_unidentified(reach: Reach, blind: Blindness, *, waits_for: str | None) -
     if reach.phase == "startup" and not reach.failing_how:
         return "the engine has not been asked yet"
     if reach.phase != "running" and reach.failing_how == "refused":
-        return "nobody listens at the engine's address yet: it is loading"
+        return "nobody listens at the engine's address yet; it is loading"
     if reach.phase != "running":
-        return f"no page from the engine yet ({reach.failing_how}): it is loading"
+        return f"no page from the engine yet ({reach.failing_how}); it is loading"
     if reach.failing_since is not None:
         return f"/metrics fails ({reach.failing_how}), and only a page names the process"
     if waits_for is not None:
