@@ -78,10 +78,13 @@ def _runner(sub: str) -> Callable[[Sequence[str]], int]:
         return boot.run
     if sub == "ready":
         return _ready
-    from importlib import import_module
+    if sub == "drain":
+        from enginewatch.guard import drain
 
-    subcommand: Callable[[Sequence[str]], int] = import_module(f"enginewatch.guard.{sub}").run
-    return subcommand
+        return drain.run
+    from enginewatch.guard import export
+
+    return export.run
 
 
 def _live(flags: Sequence[str]) -> int:
@@ -115,11 +118,26 @@ def complain(sentence: str) -> None:
 
 
 def _print(stream: TextIO | None, line: str) -> None:
+    plain = "".join(letter if " " <= letter <= "~" else ascii(letter)[1:-1] for letter in " ".join(line.split()))
+    _write(stream, (plain if len(plain) <= LONGEST_LINE else f"{plain[:LONGEST_LINE]}...") + "\n")
+
+
+def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # closed before this process began
         return
-    plain = "".join(letter if " " <= letter <= "~" else ascii(letter)[1:-1] for letter in " ".join(line.split()))
     try:
-        print(plain if len(plain) <= LONGEST_LINE else f"{plain[:LONGEST_LINE]}...", file=stream, flush=True)
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError):
+        if stream is sys.stdout:
+            _let_go_of_stdout()
+
+
+def _let_go_of_stdout() -> None:
+    # At its end the interpreter would try once more to write what could not be written, and exit with 120. Not so for
+    # stderr, which becomes the router's.
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
         pass
 
@@ -134,8 +152,5 @@ def _version() -> int:
 def _help(sub: str) -> int:
     from enginewatch.guard.help import page
 
-    try:
-        print(page(sub), end="", flush=True)
-    except OSError:
-        pass
+    _write(sys.stdout, page(sub))
     return 0
