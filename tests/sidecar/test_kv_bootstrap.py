@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tests.sidecar.processes import FAST, PAGE, Bootstrap, Engine, Watch, body, kv_ids, scripted
 
+from enginewatch.lab.sim.process import SimProcess
+
 OBSERVED = b"\n".join(line for line in PAGE.splitlines() if b"process_start_time_seconds" not in line) + b"\n"
 """The page of a vLLM with several API servers: nothing on it names the process."""
 
@@ -82,6 +84,29 @@ def test_control_a_rank_that_joins_and_silence_replace_nothing(engine: Engine) -
     finally:
         if bootstrap.thread.is_alive():
             bootstrap.close()
+
+
+@pytest.mark.parametrize(("ranks", "source"), [(1, "process_start_time"), (2, "observed")])
+def test_a_simulated_prefill_worker_that_restarts_in_place_was_replaced_once_though_two_witnesses_tell_it(
+    ranks: int, source: str
+) -> None:
+    with SimProcess("vllm", role="prefill", dp=ranks, bootstrap_port=0) as sim:
+        flags = ["--engine-url", sim.url, "--identity-kv-bootstrap-url", f"http://127.0.0.1:{sim.bootstrap_port}"]
+        with Watch(*flags, environ={**FAST, "ENGINE_ROLE": "prefill"}) as watch:
+            url = watch.url()
+            watch.wait_for(f"{url}/verdict", b"KV engine ids of %d rank" % ranks)
+            before = who(watch, url)
+            sim.restart()
+            watch.wait_for(f"{url}/engine", b'"restarts":1')
+            polls = value(watch, url, 'enginewatch_scrapes_total{outcome="ok"}')
+            deadline = time.monotonic() + 30
+            while value(watch, url, 'enginewatch_scrapes_total{outcome="ok"}') < polls + 10:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            watch.wait_for(f"{url}/verdict", b'"kv_bootstrap","says":"same"')
+            after = who(watch, url)
+    assert (after["restarts"], after["source"]) == (1, source)
+    assert after["engine_id"] != before["engine_id"]
 
 
 def test_the_bootstrap_server_is_sent_no_key_and_asked_nothing_but_its_query(engine: Engine, tmp_path: Path) -> None:
