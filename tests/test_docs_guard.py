@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ def nothing_to_judge(run_dir: Path, content: str | None) -> tuple[int, str]:
         (run_dir / "prefill-ips").write_text(content)
     with pytest.raises(NoSnapshot) as why:
         read_snapshot(str(run_dir), "prefill")
-    code, line = live.run(["--run-dir", str(run_dir), "--prefill", "10.0.0.7:8000", "--decode", "10.0.0.4:8000"])
+    flags = ["--run-dir", str(run_dir), "--prefill", "10.0.0.7:8000", "--decode", "10.0.0.4:8000"]
+    code, line = live.run(flags, time.monotonic())
     assert str(why.value) in line
     return code, line.replace(str(run_dir), DEFAULTS["GUARD_RUN_DIR"])
 

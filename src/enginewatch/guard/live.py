@@ -7,7 +7,6 @@ engines are, then whether a suspect serves. The first reason that holds decides;
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Optional, Union
 
@@ -55,9 +54,13 @@ class Judged(NamedTuple):
 Answer = Union[Resolved, Judged]
 
 
-def run(flags: Sequence[str]) -> tuple[int, str]:
-    """One tick: the exit code, and the line for the kubelet's event."""
-    started = time.monotonic()
+def run(flags: Sequence[str], started: float) -> tuple[int, str]:
+    """One tick: the exit code, and the line for the kubelet's event.
+
+    Args:
+        flags: of the command line.
+        started: when the tick began, on the monotonic clock.
+    """
     try:
         settings = read_settings(flags, os.environ, uses=USES, needs=NEEDS)
         snapshots = {role.name: read_snapshot(settings.run_dir, role.name) for role in settings.roles}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TextIO
 
@@ -47,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    started = time.monotonic()  # the deadline of a probe holds for its imports as well
     sub, *rest = argv or [""]
     if sub in HELP_FLAGS or sub == "help":
         return _help("")
@@ -60,9 +62,9 @@ def run(argv: Sequence[str]) -> int:
     if any(flag in own for flag in HELP_FLAGS):
         return _help(sub)
     if sub == "live":
-        return _live(rest)
+        return _live(rest, started)
     try:
-        return _runner(sub)(rest)
+        return _ready(rest, started) if sub == "ready" else _runner(sub)(rest)
     except UsageError as error:
         complain(f"{error}; see guard {sub} --help")
         return USAGE
@@ -76,8 +78,6 @@ def _runner(sub: str) -> Callable[[Sequence[str]], int]:
         from enginewatch.guard import boot
 
         return boot.run
-    if sub == "ready":
-        return _ready
     if sub == "drain":
         from enginewatch.guard import drain
 
@@ -87,22 +87,22 @@ def _runner(sub: str) -> Callable[[Sequence[str]], int]:
     return export.run
 
 
-def _live(flags: Sequence[str]) -> int:
+def _live(flags: Sequence[str], started: float) -> int:
     # Whatever breaks here must not kill a router: what a probe cannot judge, it keeps.
     try:
         from enginewatch.guard import live
 
-        code, line = live.run(flags)
+        code, line = live.run(flags, started)
     except BaseException as error:
         code, line = 0, f"keep: the guard itself failed: {type(error).__name__}: {error}"
     say(line)
     return code
 
 
-def _ready(flags: Sequence[str]) -> int:
+def _ready(flags: Sequence[str], started: float) -> int:
     from enginewatch.guard import ready
 
-    code, line = ready.run(flags)
+    code, line = ready.run(flags, started)
     say(line)
     return code
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Optional
 
@@ -36,13 +35,16 @@ class Answer(NamedTuple):
     trouble: Optional[str]  # noqa: UP045 - evaluated by Python 3.9
 
 
-def run(flags: Sequence[str]) -> tuple[int, str]:
+def run(flags: Sequence[str], started: float) -> tuple[int, str]:
     """One tick: the exit code, and the line for the kubelet's event.
+
+    Args:
+        flags: of the command line.
+        started: when the tick began, on the monotonic clock.
 
     Raises:
         UsageError: a setting cannot be used.
     """
-    started = time.monotonic()
     settings = read_settings(flags, os.environ, uses=USES, needs=NEEDS)
     try:
         snapshots = {role.name: read_snapshot(settings.run_dir, role.name) for role in settings.roles}
