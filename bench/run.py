@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 BEGIN = "<!-- figures: written by bench/run.py -->"
 END = "<!-- end of figures -->"
-NAMES = ("page", "step", "startup", "cpu", "memory", "healthz", "detect")
+NAMES = ("page", "step", "startup", "cpu", "memory", "healthz", "detect", "guard_probe")
 
 
 @dataclass(frozen=True)
