@@ -17,7 +17,7 @@ from enginewatch.core.settings import Settings
 from enginewatch.engines import PROFILES
 from enginewatch.engines.profile import Aim, CanaryRequest, FlagEndpoint, Profile, Role
 from enginewatch.sidecar.board import Board
-from enginewatch.sidecar.errands import Client
+from enginewatch.sidecar.errands import Client, KvServer
 from enginewatch.sidecar.faults import Faults
 from enginewatch.sidecar.history import History
 from enginewatch.sidecar.journal import Journal
@@ -186,6 +186,7 @@ class House:
         directory: Path | None = None,
         tail: LogTail | None = None,
         fixed_signatures: bool = False,
+        kv_server: KvServer | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.judge = judge or FakeJudge()
@@ -226,6 +227,7 @@ class House:
             keeper=self.keeper,
             tail=tail,
             fixed_signatures=fixed_signatures,
+            kv_server=kv_server,
         )
         self._running: asyncio.Task[None] | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.sidecar.fakes import OK, FakeClient, FakeJudge, House, verdict
 
+from enginewatch.client.kv_bootstrap import KvAnswer
 from enginewatch.client.target import CanaryReport, Description, ScrapeFailure
 from enginewatch.core.canaries import LATE_SEC
 from enginewatch.core.events import (
@@ -23,6 +25,7 @@ from enginewatch.core.events import (
     Flags,
     FlagsRead,
     Instruction,
+    KvBootstrapRead,
     Log,
     LogChannelChanged,
     LogHits,
@@ -547,3 +550,63 @@ async def test_stopping_leaves_no_task_and_closes_the_client() -> None:
         assert asyncio.all_tasks() == before
     assert client.is_closed
     assert client.cancelled == ["canary"]
+
+
+# --- the bootstrap server ---------------------------------------------------------------------------------------------
+
+
+class FakeKvServer:
+    """A bootstrap server that takes a while over each answer, or breaks."""
+
+    def __init__(self, seconds: float = 0.0, answer: KvAnswer | Exception | None = None) -> None:
+        self.seconds = seconds
+        self.answer = answer or KvAnswer({"0": "a"})
+        self.asked: list[float] = []
+        self.is_closed = False
+
+    async def read(self, *, timeout_sec: float) -> KvAnswer:
+        self.asked.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(min(self.seconds, timeout_sec))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if self.seconds <= timeout_sec else KvAnswer(failure="no answer in time")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_the_bootstrap_server_is_asked_beside_each_poll() -> None:
+    server = FakeKvServer()
+    async with House(kv_server=server) as house:
+        await asyncio.sleep(21)
+        assert len(server.asked) == len(house.judge.times_of(Scraped)) == 5
+        heard = house.judge.heard(KvBootstrapRead)
+        assert [read.engine_ids for read in heard] == [{"0": "a"}] * 5
+        assert [read.started_at for read in heard] == server.asked
+    assert server.is_closed
+
+
+async def test_control_without_a_bootstrap_server_nobody_is_asked() -> None:
+    async with House() as house:
+        await asyncio.sleep(21)
+        assert house.judge.heard(KvBootstrapRead) == []
+
+
+async def test_a_slow_bootstrap_server_delays_no_poll_and_is_asked_one_question_at_a_time(tmp_path: Path) -> None:
+    server = FakeKvServer(seconds=60)
+    settings = '{"poll_interval_sec": 0.5}'
+    async with House(kv_server=server, directory=tmp_path, settings=settings) as slow:
+        await asyncio.sleep(20)
+        polls = slow.judge.times_of(Scraped)
+    assert [round(later - before, 3) for before, later in itertools.pairwise(polls)] == [0.5] * (len(polls) - 1)
+    assert len(polls) >= 40
+    assert 5 <= len(server.asked) <= 11, "each has two seconds"
+    assert {read.failure for read in slow.judge.heard(KvBootstrapRead)} == {"no answer in time"}
+
+
+async def test_a_bug_in_asking_it_is_counted_and_tells_nothing() -> None:
+    async with House(kv_server=FakeKvServer(answer=RuntimeError("a bug"))) as house:
+        await asyncio.sleep(21)
+        assert house.judge.heard(KvBootstrapRead) == []
+        assert len(house.judge.times_of(Scraped)) == 5
+        assert house.metric('enginewatch_internal_errors_total{task="kv_bootstrap"}') == 5
