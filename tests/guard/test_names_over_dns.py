@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from dns_server import EMPTY, NXDOMAIN, SERVFAIL, SILENCE, DnsServer
 from fleet import HEALTHY, LOADING, Fleet, identity
-from guard_run import Guard, ended
-from island import Island, NoIslandError
+from guard_run import Guard, ended, wait_until
+from island import IPV6, Island, NoIslandError
 
 PREFILL, DECODE = "prefill.serving.test", "decode.serving.test"
 BY_NAME = (PREFILL, DECODE)
@@ -67,9 +67,18 @@ def test_a_machine_that_cannot_make_namespaces_says_so(tmp_path: Path, monkeypat
         Island.settle(tmp_path)
 
 
-@pytest.mark.skipif(not (os.environ.get("CI") and os.geteuid() == 0), reason="only where CI runs as root")
-def test_root_has_an_island_in_ci(island: Island) -> None:
-    assert island.socket(socket.AF_INET).fileno() >= 0
+def test_the_island_is_another_network(island: Island) -> None:
+    theirs = subprocess.run(island.command("/bin/readlink", "/proc/self/ns/net"), capture_output=True, check=True)
+    assert theirs.stdout.decode().strip() != os.readlink("/proc/self/ns/net")
+
+
+@pytest.fixture
+def ipv6(island: Island) -> None:
+    """Skips on a kernel without IPv6."""
+    try:
+        island.socket(socket.AF_INET6, address=(IPV6[0], 0)).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
 
 
 def test_a_name_stands_for_all_its_addresses(service: Service) -> None:
@@ -179,6 +188,7 @@ def test_a_dual_stack_pod_is_one_engine_by_its_ipv4_address(service: Service) ->
     assert service.guard.live().code == 0
 
 
+@pytest.mark.usefixtures("ipv6")
 @pytest.mark.parametrize("lost", [EMPTY, SERVFAIL, NXDOMAIN, SILENCE], ids=["empty", "servfail", "nxdomain", "silence"])
 def test_a_lookup_that_loses_one_address_family_is_no_growth(
     island_guard: Guard, island_fleet: Fleet, dns: DnsServer, lost: str
@@ -196,6 +206,25 @@ def test_a_lookup_that_loses_one_address_family_is_no_growth(
     assert island_guard.live().code == 1
 
 
+@pytest.mark.usefixtures("ipv6")
+def test_an_ipv6_address_is_watched_like_any_other(island_guard: Guard, island_fleet: Fleet) -> None:
+    prefill, decode = island_fleet.role("::1", "fd00::1"), island_fleet.role("127.0.0.4")
+    island_guard.between(prefill, decode).booted()
+    assert island_guard.snapshot("prefill") == prefill.lines()
+    port = prefill.port
+    assert island_guard.flags()[:4] == [
+        *("--prefill", f"http://[::1]:{port}"),
+        *("--prefill", f"http://[fd00::1]:{port}"),
+    ]
+    assert island_guard.live().code == 0
+    prefill["::1"].says(identity("pst-99.00"))
+    result = island_guard.live()
+    assert result.code == 1, result
+    for what in ("::1", "pst-1.00", "pst-99.00"):
+        assert what in result.line
+
+
+@pytest.mark.usefixtures("ipv6")
 def test_ipv6_names_work_like_ipv4_ones(island_guard: Guard, island_fleet: Fleet, dns: DnsServer) -> None:
     prefill, decode = island_fleet.role("fd00::1", "fd00::2"), island_fleet.role("fd00::3")
     dns.aaaa[PREFILL], dns.aaaa[DECODE] = ["fd00::1"], ["fd00::3"]
@@ -314,10 +343,3 @@ def test_watcher_port_zero_sends_not_one_packet_to_anyone(service: Service, isla
         assert sniffer.attempts() == 2  # the decode's sidecar, then its /health: the count does count
     finally:
         sniffer.close()
-
-
-def wait_until(holds: Callable[[], bool], at_most_sec: float = 40) -> None:
-    until = time.monotonic() + at_most_sec
-    while not holds():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.02)

@@ -221,16 +221,6 @@ def test_a_tick_asks_each_engine_once_and_health_only_of_suspects(pod: Pod) -> N
     assert pod.prefill["127.0.0.2"].engine.connections == before[0][0]
 
 
-def test_an_ipv6_engine_is_watched_like_any_other(guard: Guard, fleet: Fleet) -> None:
-    prefill, decode = fleet.role("::1"), fleet.role("127.0.0.4")
-    guard.between(prefill, decode).booted()
-    assert guard.snapshot("prefill")[0].startswith("::1|0|")
-    assert guard.flags()[:2] == ["--prefill", f"http://[::1]:{prefill.port}"]
-    stays(guard.live())
-    prefill["::1"].says(identity(NEW))
-    fires(guard.live(), "::1", OLD, NEW)
-
-
 def test_one_pod_with_both_engines_is_told_apart_by_its_ports(guard: Guard, fleet: Fleet) -> None:
     prefill, decode = fleet.role("127.0.0.1"), fleet.role("127.0.0.1")
     decode["127.0.0.1"].says(identity("pst-7.00"))

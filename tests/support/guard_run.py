@@ -9,7 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -196,3 +197,10 @@ def ended(process: subprocess.Popen[str], *, timeout_sec: float = 60) -> Ended:
         out, err = process.communicate()
         raise AssertionError(f"the guard did not end within {timeout_sec:g} s: {out!r} {err!r}") from None
     return Ended(process.returncode, out, err)
+
+
+def wait_until(holds: Callable[[], bool], at_most_sec: float = 40) -> None:
+    until = time.monotonic() + at_most_sec
+    while not holds():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.02)

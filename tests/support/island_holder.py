@@ -6,6 +6,7 @@ objects of its own process and only has their sockets opened here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -37,7 +38,8 @@ def bring_up_loopback(ipv6: list[str]) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
         index = struct.unpack("16si", fcntl.ioctl(any_socket, SIOCGIFINDEX, struct.pack("16si", b"lo", 0)))[1]
-    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as any_socket:
+    # A kernel without IPv6 is no reason to have no island.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as any_socket:
         for address in ipv6:
             raw = socket.inet_pton(socket.AF_INET6, address)
             fcntl.ioctl(any_socket, SIOCSIFADDR, struct.pack("16sIi", raw, 128, index))
