@@ -57,7 +57,7 @@ def one_file() -> bytes:
         OSError: a file cannot be read.
         ValueError: the sources name no version.
     """
-    loader = globals().get("__loader__")
+    loader = __spec__.loader
     if isinstance(loader, zipimporter):
         return Path(loader.archive).read_bytes()
     bundled = Path(__file__).resolve().with_name(pack.FILE_NAME)
