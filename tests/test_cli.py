@@ -57,6 +57,15 @@ def test_version_is_that_of_the_package() -> None:
     assert done.stdout.startswith("enginewatch ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("live",), 0), (("export", "/nonexistent"), 1), (("ready",), 2), (("--unknown",), 2)]
+)
+def test_the_exit_code_of_the_guard_is_the_commands(arguments: tuple[str, ...], code: int) -> None:
+    done = run("guard", *arguments, GUARD_PREFILL="", GUARD_DECODE="")
+    assert done.returncode == code
+    assert (done.stdout + done.stderr).count("\n") == 1
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     done = run(command, "--help")
