@@ -286,6 +286,7 @@ def test_a_snapshot_that_cannot_be_used_keeps_the_router(
     path.unlink() if content is None else path.write_bytes(content)
     code, line = probe(capsys)
     assert code == 0
+    assert line.startswith("keep: nothing can be judged: ")
     assert str(path) in line
 
 
