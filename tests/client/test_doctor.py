@@ -148,7 +148,7 @@ async def test_a_real_sglang_page_tells_engine_and_role(serve: Serve) -> None:
     assert (found.engine, found.engine_from) == ("sglang", "page")
     assert (found.role, found.role_from) == ("agg", "engine")
     assert found.identity is not None
-    assert found.identity.source == "observed"
+    assert found.identity.source == "startup_fingerprint"
     assert any(core.heartbeat for core in found.cores)
     assert "LOG_FILE" in said(found, "ok")
 

@@ -89,7 +89,7 @@ def test_replacements_without_end_are_not_believed() -> None:
     tracker = IdentityTracker(1)
     page(tracker, 1000.0)
     assert set(hasty(tracker, 18)) == {Change.REPLACED, Change.SAME}
-    assert not tracker.believes_start_times
+    assert not tracker.believes_names
     assert engine_id(tracker) == "obs-1-1"
     assert restarts(tracker) == 17
 
@@ -98,7 +98,7 @@ def test_replacements_far_enough_apart_for_an_engine_to_load_are() -> None:
     tracker = IdentityTracker(1)
     page(tracker, 1000.0)
     assert set(hasty(tracker, 40, apart=15.0)) == {Change.REPLACED}
-    assert tracker.believes_start_times
+    assert tracker.believes_names
 
 
 def test_an_unbelieved_process_is_still_replaced_when_its_counters_fall() -> None:

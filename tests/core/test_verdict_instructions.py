@@ -24,6 +24,11 @@ def test_the_first_page_asks_who_it_is_and_sends_the_arming_canary() -> None:
     watch = DirectWatch()
     baseline = Verdict("baseline", False, False, "core 0: first page of this process", "0", 0.0)
     assert watch.page(1, vllm_page()) == [
+        Log(
+            "info",
+            "the engine's identity is its own start time",
+            {"source": "process_start_time", "engine_id": "pst-1000.00"},
+        ),
         DescribeEngine(),
         Publish(baseline),
         Log("info", baseline.reason, {"from": "startup", "to": "baseline", "core": "0"}),

@@ -158,3 +158,23 @@ def test_the_signature_is_the_line_of_a_dead_scheduler_and_no_other() -> None:
         "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
     ):
         assert not pattern.search(other)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_release_has_one_anchor_that_names_the_process(load: Load, name: str) -> None:
+    assert PROFILE.fingerprint is not None
+    page = load(name)
+    anchors = [one for metric in PROFILE.fingerprint.anchor for one in page.find(PROFILE, metric)]
+    assert len(anchors) == 1
+    others = [one for metric in PROFILE.fingerprint.others for one in page.find(PROFILE, metric)]
+    assert others, "something else that tells a change"
+    assert not any(one.labels.get("phase") == "tokenizer_e2e" for one in (*anchors, *others))
+
+
+def test_the_anchor_is_that_of_rank_zero_with_and_without_a_label_for_each_kind_of_rank() -> None:
+    assert PROFILE.fingerprint is not None
+    per_rank = PROFILE.fingerprint.anchor[1]
+    assert per_rank.accepts({"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"})
+    assert per_rank.accepts({"dp_rank": "0", "tp_rank": "0", "pp_rank": "0"})
+    for other in ("dp_rank", "tp_rank", "pp_rank", "moe_ep_rank"):
+        assert not per_rank.accepts({"tp_rank": "0", "pp_rank": "0", other: "1"})

@@ -69,13 +69,19 @@ def _at_a_glance() -> Iterator[Row]:
             f"`{profile.kind}`" if profile is not UNKNOWN else "none",
             f"`{profile.metrics_path}`" if profile.legs else "not read for progress",
             f"`{profile.core_label}`" if profile.core_label else "page",
-            "start of the process, else observed" if profile.start_time is not None else "observed",
+            _identity(profile),
             " and ".join(sorted(_rests(profile))) or "cannot be told",
             _since(min((aim.since for aim in _aims(profile)), default=())) or "never",
             f"{len(profile.log_signatures)} signature{'s' * (len(profile.log_signatures) > 1)}"
             if profile.log_signatures
             else "no signature",
         )
+
+
+def _identity(profile: Profile) -> str:
+    if profile.start_time is not None:
+        return "start of the process, else observed"
+    return "startup fingerprint, else observed" if profile.fingerprint is not None else "observed"
 
 
 def _rests(profile: Profile) -> set[str]:
@@ -103,11 +109,20 @@ def _on_its_page(profile: Profile) -> Iterator[Row]:
         ("transfers", profile.transfers, "a rise acquits the partner"),
         ("heartbeat", profile.heartbeat, "the scheduler's loop turns, also when idle"),
         ("start", profile.start_time, "names the process"),
+        *_fingerprint(profile),
         *((flag.state, flag.metric, _while(flag)) for flag in profile.page_flags),
     ):
         if metric is not None and metric.names:
             yield what, _series(metric), meaning
     yield "prefixes", ", ".join(f"`{prefix}`" for prefix in profile.prefixes), "before each of these names"
+
+
+def _fingerprint(profile: Profile) -> Iterator[tuple[str, Metric, str]]:
+    if profile.fingerprint is not None:
+        for metric in profile.fingerprint.anchor:
+            yield "anchor", metric, "names the process, by its value"
+        for metric in profile.fingerprint.others:
+            yield "fingerprint", metric, "another value is another process"
 
 
 def _while(flag: PageFlag) -> str:

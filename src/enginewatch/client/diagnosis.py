@@ -85,7 +85,7 @@ class FoundCore:
 class FoundIdentity:
     """What names the engine's process. `started_at` is RFC 3339, None where only a watcher's first sight is known."""
 
-    source: Literal["process_start_time", "observed"]
+    source: Literal["process_start_time", "startup_fingerprint", "observed"]
     started_at: str | None
 
 

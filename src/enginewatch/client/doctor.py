@@ -31,6 +31,7 @@ from enginewatch.client.findings import findings_of
 from enginewatch.client.scrape import Page, ScrapeFailure
 from enginewatch.client.target import EngineClient, Target
 from enginewatch.core.events import Flags, Outcome
+from enginewatch.core.fingerprint import Durations
 from enginewatch.core.progress import Ledger
 from enginewatch.core.role import WorkerRole, role_on_page
 from enginewatch.core.settings import Settings
@@ -108,6 +109,7 @@ class _Examination:
         if answers and (is_elsewhere or profile.reads_json_statistics):
             page = await self._read(profile)
             on_page = recognise(_names(page)) or on_page
+        has_page = isinstance(page.result, dict)
         samples = page.result if isinstance(page.result, dict) else {}
         loading = page.status is not None and page.status == profile.loading_status
         worker = self._worker
@@ -131,7 +133,7 @@ class _Examination:
             cores=(),
             canary=None,
             pause=None,
-            identity=_identity(first.start_time) if isinstance(page.result, dict) else None,
+            identity=_identity(first.start_time, ledger.durations.on(samples)) if has_page else None,
             log_signatures=profile.log_signatures,
             key_problem=self._client.line.key_problem(),
             unanswered=said.unanswered,
@@ -327,9 +329,10 @@ def _found_core(ledger: Ledger, name: str, *, is_new: bool) -> FoundCore:
     )
 
 
-def _identity(start_time: float | None) -> FoundIdentity:
+def _identity(start_time: float | None, durations: Durations) -> FoundIdentity:
     if start_time is None:
-        return FoundIdentity("observed", None)
+        has_anchor = any(key in durations.values for key in durations.anchors)
+        return FoundIdentity("startup_fingerprint" if has_anchor else "observed", None)
     try:
         started_at = datetime.fromtimestamp(start_time, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):

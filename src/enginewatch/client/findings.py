@@ -471,12 +471,18 @@ def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterato
         return
     if identity.source == "process_start_time":
         yield Finding("ok", f"Identity: the process that started at {identity.started_at}.")
-    elif profile.how_to_get_a_start_time:
+    elif identity.source == "startup_fingerprint":
+        yield Finding("ok", "Identity: the process is told by how long its weights took to load.")
+    elif profile.how_to_be_named:
+        missing = (
+            "The page does not tell how long the weights took to load, unless it comes within a minute"
+            if profile.fingerprint is not None
+            else "The page has no process_start_time_seconds, as with several API servers"
+        )
         yield Finding(
             "warning",
-            "Identity: only observed. The page has no process_start_time_seconds, as with several API servers: "
-            "a restart is noticed when counters fall or nobody listens.",
-            profile.how_to_get_a_start_time,
+            f"Identity: only observed. {missing}: a restart is noticed when counters fall or nobody listens.",
+            profile.how_to_be_named,
         )
     elif profile.start_time is not None:
         yield Finding("ok", "Identity: observed. This page names no process: a restart shows when nobody listens.")

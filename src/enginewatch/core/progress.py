@@ -24,6 +24,7 @@ from typing import Final
 
 from enginewatch.core.events import Outcome
 from enginewatch.core.exposition import parse_series
+from enginewatch.core.fingerprint import DurationSeries
 from enginewatch.engines.profile import Grain, Leg, LegKind, Metric, PageFlag, Profile, Queue
 
 RETIRE_AFTER: Final = 3
@@ -398,6 +399,8 @@ class Ledger:
         self._meanings = _meanings(profile)
         start_time = profile.start_time
         self._start_time_names = start_time.full_names(profile.prefixes) if start_time is not None else ()
+        self.durations = DurationSeries(profile)
+        """Not of one process: they are compared over a replacement, and so they outlive `forget`."""
         self._slots: dict[str, _Slot | None] = {}
         self._labelled = False
         self._resting: list[tuple[PageFlag, _Slot]] = []
@@ -534,6 +537,8 @@ class Ledger:
     def _adopt(self, series: str, value: float, t: float, poll: int) -> _Slot | None:
         """First sight of a series: find out what it is."""
         name, labels = parse_series(series)
+        if name in self.durations.names:
+            self.durations.adopt(series, name, labels)
         meanings = [meaning for metric, meaning in self._meanings.get(name, ()) if metric.accepts(labels)]
         slot = self._adopt_engine_wide(meanings, value) if meanings else None
         core_meanings = [m for m in meanings if not isinstance(m, PageFlag) and m != "start_time"]

@@ -49,7 +49,8 @@ from enginewatch.core.events import (
     Tick,
     Verdict,
 )
-from enginewatch.core.identity import Change, Identity, IdentityTracker
+from enginewatch.core.fingerprint import NO_DURATIONS, Durations
+from enginewatch.core.identity import Change, Identity, IdentityTracker, tell_source
 from enginewatch.core.kv_engines import KvEngines, KvNews
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
 from enginewatch.core.reach import Reach, is_an_answer, is_unasked
@@ -156,12 +157,15 @@ class Watch:
     @property
     def why_unidentified(self) -> str:
         """One sentence that says why `identity` is None."""
-        return why_unidentified(self._reach, self._blind, waits_for=None)
+        waits_for = None
+        if self._identity.has_met_process:
+            waits_for = "which engine it is" if self._profile is None else "how long its weights took to load"
+        return why_unidentified(self._reach, self._blind, waits_for=waits_for)
 
     @property
     def restarts(self) -> int:
         """Replacements seen so far."""
-        return self._identity.identity.restarts if self._identity.identity is not None else 0
+        return self._identity.restarts
 
     @property
     def names(self) -> frozenset[str]:
@@ -216,6 +220,7 @@ class Watch:
         longest = 2 * poll + settings.metrics_timeout_sec + self._page_waits_sec
         if self._clock.advance(now, longest=longest, keep=poll):
             self._gap_poll = self._polls + 1
+            self._identity.interrupted()
             if isinstance(event, CanaryDone):
                 self._desk.finish(event.token)  # over, so there is nothing to abandon; and it counts for nothing
             self._abandon()
@@ -263,13 +268,17 @@ class Watch:
             return
         page_before, self._last_begun = self._last_begun, begun
         self._recheck_at = None
-        if self._identity.is_stray(self._ledger.start_time_of(event.samples)):
+        durations = self._ledger.durations
+        series, said = len(durations), durations.on(event.samples)
+        if self._identity.is_stray(self._ledger.start_time_of(event.samples), said):
             self._on_stray(t, recheck=event.recheck)
             return
         if self._may_be_another_kind:
             self._recognise(event.samples, t)
         news = self._ledger.take(event.samples, t, begun, self._polls, recheck=event.recheck)
-        self._answered(news, event, t, begun, now)
+        if len(self._ledger.durations) != series or self._ledger.durations is not durations:
+            said = self._ledger.durations.on(event.samples)  # a series that joins, or everything of a new kind
+        self._answered(news, event, t, begun, now, said)
         self._hear_role(t, on_page=role_on_page(event.samples, self._ledger.profile))
         for core in self._ledger.cores.values():
             core.note_busy(self._ledger.page, t, without_deferred=self.role != "agg")
@@ -345,7 +354,15 @@ class Watch:
         if self.version is None and self._reach.phase == "running" and self._polls >= self._describe_poll:
             self._describe()
 
-    def _answered(self, news: PageNews | None, page: Scraped | None, t: float, begun: float, now: float) -> None:
+    def _answered(
+        self,
+        news: PageNews | None,
+        page: Scraped | None,
+        t: float,
+        begun: float,
+        now: float,
+        durations: Durations = NO_DURATIONS,
+    ) -> None:
         """The engine answered, with a page or (None) with something else: is it the same process or another one?"""
         gone, refused_at = self._reach.phase == "restarting", self._reach.phase_since
         in_flight = self._desk.in_flight
@@ -356,23 +373,26 @@ class Watch:
         self._said_unwatched = False
         self._desk.outage_due = False
         known = self._identity.identity
-        if news is None and (known is None or known.source != "observed"):
+        if news is None and (known is None or known.is_durable):
             # Not a page: it cannot say which process it is, so the published identity stands, and none is made up.
             if gone or self._process_since == _NEVER:
                 self._replaced(page, t, begun, counted=False)
             return
-        believed = self._identity.believes_start_times
+        believed = self._identity.believes_names
         change = self._identity.page(
             news.start_time if news is not None else None,
             fell=news is not None and news.fell,
             rose=news is not None and news.rose,
             now=now,
+            durations=durations,
+            awaits_durations=self._profile is None or self._profile.fingerprint is not None,
             told_elsewhere=news is not None and self._kv.said_before(begun),
         )
-        if believed and not self._identity.believes_start_times:
+        self._tell_source(known)
+        if believed and not self._identity.believes_names:
             self._log(
                 "error",
-                "the start time is another one on every page and is not believed: ENGINE_URL must name one engine",
+                "the page names another process every time and is not believed: ENGINE_URL must name one engine",
             )
         if news is not None or change is Change.REPLACED:
             self._kv.page_taken(begun, replaced=change is Change.REPLACED)
@@ -380,8 +400,8 @@ class Watch:
             self._replaced(page, t, begun, counted=change is Change.REPLACED)
             return
         if gone:
-            durable = known is not None and known.source == "process_start_time"
-            named = durable and news is not None and news.start_time is not None
+            durable = known is not None and known.is_durable
+            named = durable and news is not None and self._identity.names_process
             self._same_after_refusal(refused_at, begun, named=named)
         if change is Change.FIRST or self._process_since == _NEVER:
             self._new_process(t)
@@ -390,6 +410,13 @@ class Watch:
                 if core.fell_poll == self._polls:
                     core.prove(t, Proof.RESET)
             self._log("warning", "a counter fell although the engine's identity did not change: a registry reset")
+
+    def _tell_source(self, before: Identity | None) -> None:
+        now = self._identity.identity
+        if now is before or now is None or (before is not None and before.source == now.source):
+            return
+        level, sentence = tell_source(now, (self._profile or UNKNOWN).how_to_be_named)
+        self._log(level, sentence, source=now.source, engine_id=now.engine_id)
 
     def _on_kv_bootstrap(self, event: KvBootstrapRead, t: float) -> None:
         if not event.engine_ids:
@@ -423,14 +450,12 @@ class Watch:
         self._rest = Rest()
         self._rested = False
         self._log_hit_at = _NEVER
-        identity = self._identity.identity
-        if counted and identity is not None:
+        if counted:
             self._replaced_poll = self._polls
+            identity = self._identity.identity
+            named = {"engine_id": identity.engine_id} if identity is not None else {}
             self._log(
-                "warning",
-                "the engine was replaced by another process",
-                engine_id=identity.engine_id,
-                restarts=identity.restarts,
+                "warning", "the engine was replaced by another process", **named, restarts=self._identity.restarts
             )
         self._new_process(t)
 

@@ -94,6 +94,22 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Durations that an engine measures while it starts and sets once per process: no two processes share one.
+
+    Attributes:
+        anchor: the one that names the process, as it is spelled over the versions, best first; of a page no more than
+            one series may be meant. Where each rank has its own, `where` fixes the rank: a page that has come in part
+            must not make another the lowest.
+        others: those that only tell a change. None that an engine sets again while it runs, or one worker of several
+            after the other.
+    """
+
+    anchor: tuple[Metric, ...]
+    others: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PageFlag:
     """A gauge that tells on the page that the engine rests on purpose: the state holds when `metric` equals `value`.
 
@@ -295,6 +311,8 @@ class Profile:
     """Counters that the scheduler loop itself advances, also when idle."""
     start_time: Metric | None = None
     """Unix time at which the engine's process started: a durable identity."""
+    fingerprint: Fingerprint | None = None
+    """What names the process where there is no start time. No profile has both."""
     page_flags: tuple[PageFlag, ...] = ()
     flag_endpoints: tuple[FlagEndpoint, ...] = ()
     gauge_stale_sec: float = 0.0
@@ -337,8 +355,8 @@ class Profile:
     """Statistics that the engine has beside its page, to be read in its place where the operator asks for it."""
     reads_json_statistics: bool = False
     """Whether this is the profile of an engine whose JSON statistics are read; see `on_json_statistics`."""
-    how_to_get_a_start_time: str = ""
-    """One sentence for `doctor`: what to change when a page has no `start_time` that could have one."""
+    how_to_be_named: str = ""
+    """One sentence: what to change where the page names no process, neither by `start_time` nor by `fingerprint`."""
     how_to_tell_a_pause: str = ""
     """One sentence for `doctor`: what to change when the engine has none of its pause endpoints."""
 
@@ -370,13 +388,14 @@ class Profile:
             transfers=None,
             heartbeat=None,
             start_time=None,
+            fingerprint=None,
             page_flags=(),
             # An entry is written when an iteration ends, and a list is read once: there are no old values.
             gauge_stale_sec=0.0,
             how_to_get_metrics=found.how_to_get,
             how_to_get_metrics_in_short="",
             how_to_get_legs="",
-            how_to_get_a_start_time="",
+            how_to_be_named="",
             why_no_legs=found.why_empty,
             reads_json_statistics=True,
         )
@@ -391,7 +410,9 @@ class Profile:
     def metrics(self) -> tuple[Metric, ...]:
         """Every metric of the profile, in no particular order."""
         single = (self.running, self.waiting, self.deferred, self.transfers, self.heartbeat, self.start_time)
+        fingerprint = self.fingerprint
         return (
+            *((*fingerprint.anchor, *fingerprint.others) if fingerprint is not None else ()),
             *(leg.metric for leg in self.legs),
             *(queue.metric for queue in self.queues),
             *(flag.metric for flag in self.page_flags),

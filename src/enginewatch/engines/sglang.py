@@ -24,6 +24,7 @@ from enginewatch.engines.profile import (
     Aim,
     AnswerFormat,
     CanaryRequest,
+    Fingerprint,
     FlagEndpoint,
     Grain,
     Leg,
@@ -50,6 +51,25 @@ _LEGS = (
     Leg("token_usage", Metric(("token_usage",)), LegKind.RISING_GAUGE, Grain.STEP),
     # Not legs: num_aborted_requests_total is clients giving up; generation_tokens_histogram_* and full_token_usage are
     # near misses.
+)
+
+# From 0.5.16 on the tokenizer process sets each phase once, when all schedulers have started: the duration of the
+# slowest rank, on one series without a rank. Before that each scheduler sets its own, 0.0 until it is known; and there
+# are builds that hand a constant 0.0 to the function that sets both, so that their page never tells.
+_RANK_ZERO = {label: frozenset({"", "0"}) for label in ("dp_rank", "pp_rank", "tp_rank", "moe_ep_rank")}
+_FINGERPRINT = Fingerprint(
+    anchor=(
+        Metric(("startup_time_seconds",), where={"phase": frozenset({"load_weight"})}),
+        Metric(("engine_load_weights_time",), where=_RANK_ZERO),
+    ),
+    others=(
+        # Not tokenizer_e2e: with several tokenizer workers each sets its own, under the same labels.
+        Metric(("startup_time_seconds",), where={"phase": frozenset({"kv_cache_allocation", "scheduler_e2e"})}),
+        Metric(("startup_cuda_graph_time_seconds",)),
+        Metric(("engine_load_weights_time", "engine_startup_time")),
+    ),
+    # Near misses: weight_load_duration_seconds is of updates of the weights while the engine runs;
+    # startup_available_gpu_memory_gb and max_total_num_tokens are constants that two starts may share.
 )
 
 _ROUTED_DP_RANK = Aim(
@@ -112,6 +132,7 @@ PROFILE = Profile(
     # process_cpu_seconds_total belongs to a thread that runs on while the loop is stuck.
     heartbeat=Metric(("scheduler_idle_seconds_total", "scheduler_process_cpu_seconds_total")),
     # No start_time: SGLang never exports process_start_time_seconds, and startup_time_seconds is a duration.
+    fingerprint=_FINGERPRINT,
     # While generation is paused requests wait in the front end, so a canary gets no answer. /ready is 503 while paused,
     # starting, shutting down or unhealthy, /ping is 503 in all of these but paused; neither asks the scheduler. That
     # holds from 0.5.23 on: /ready exists since 0.5.20, but until 0.5.22 /ping is always 200, so that an engine whose
@@ -145,5 +166,6 @@ PROFILE = Profile(
         label="engine_type",
         agg_beside="moe_ep_rank",
     ),
+    how_to_be_named="Run SGLang 0.5.16 or later: an older one may not tell how long its weights took to load.",
     how_to_get_metrics="Start SGLang with --enable-metrics: without it there is no metrics page.",
 )

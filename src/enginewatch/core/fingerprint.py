@@ -1,0 +1,182 @@
+"""The startup durations that fingerprint a process, where nothing on the page names it.
+
+An engine measures how long its start took and sets each duration once, to the nanosecond: no two processes share one.
+One of them, the anchor, names the process; the others only tell a change. What each page says is compared with what is
+known of the process:
+
+    - A value above zero in a series that had another one is another process. Zero, and absent, mean "not yet".
+    - A series that joins is the same process; a series that is missing is nothing.
+    - After a replacement, what the page goes on showing of the process before is nothing either: values may survive in
+      files, and each of the new process's own appears when it has written it.
+
+The anchor is one series, that of rank zero, and not of the lowest rank on the page: which rank is lowest depends on how
+much of a page has come, and an id that did would be another one after a restart of the sidecar. See docs/adr/0020.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from enginewatch.core.exposition import canonical_series
+from enginewatch.engines.profile import Profile
+
+_PROCESS_LABEL: Final = "pid"
+_MOST_SERIES: Final = 512
+"""More than any engine has, one or two per rank; a page that makes them up must not take the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """What one page says.
+
+    Attributes:
+        values: key -> seconds above zero. A key is a series without its `pid` label.
+        anchors: the anchor's keys seen so far on any page, best first.
+        several: the keys of `values` that stand on the page more than once, with all their values.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    anchors: tuple[str, ...] = ()
+    several: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+NO_DURATIONS: Final = Durations()
+
+
+class DurationSeries:
+    """Finds the startup durations on the pages of one engine."""
+
+    __slots__ = ("_anchors", "_found", "_keys", "_others", "anchors", "names")
+
+    def __init__(self, profile: Profile) -> None:
+        found, prefixes = profile.fingerprint, profile.prefixes
+        self._anchors = [(metric.full_names(prefixes), metric) for metric in found.anchor] if found else []
+        self._others = [(metric.full_names(prefixes), metric) for metric in found.others] if found else []
+        self.names = frozenset(name for names, _ in (*self._anchors, *self._others) for name in names)
+        """Full sample names among which they are."""
+        self._keys: dict[str, str] = {}
+        self._found: dict[str, int] = {}
+        self.anchors: tuple[str, ...] = ()
+        """Keys of the anchor seen so far, best first."""
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def adopt(self, series: str, name: str, labels: Mapping[str, str]) -> None:
+        """First sight of a series that may be a startup duration; `name` is one of `names`."""
+        if series in self._keys or len(self._keys) >= _MOST_SERIES:
+            return
+        meant = [name in names and metric.accepts(labels) for names, metric in (*self._anchors, *self._others)]
+        if not any(meant):
+            return
+        key = series
+        if _PROCESS_LABEL in labels:
+            key = canonical_series(name, {label: text for label, text in labels.items() if label != _PROCESS_LABEL})
+        self._keys[series] = key
+        place = meant.index(True)
+        if place < len(self._anchors):
+            self._found[key] = place
+            self.anchors = tuple(sorted(self._found, key=lambda each: (self._found[each], each)))
+
+    def on(self, samples: Mapping[str, float]) -> Durations:
+        """What a page says."""
+        if not self._keys:
+            return NO_DURATIONS
+        values: dict[str, float] = {}
+        several: dict[str, tuple[float, ...]] = {}
+        for series, key in self._keys.items():
+            value = samples.get(series, 0.0)
+            if value > 0:
+                before = values.setdefault(key, value)
+                if before != value:
+                    several[key] = (*several.get(key, (before,)), value)
+        return Durations(values, self.anchors, several)
+
+
+class ProcessDurations:
+    """The startup durations known of the process that answers, and those that the one before may have left behind."""
+
+    __slots__ = ("_anchor", "_last", "left", "own")
+
+    def __init__(self) -> None:
+        self.own: dict[str, float] = {}
+        self.left: dict[str, float] = {}
+        self._anchor: str | None = None
+        self._last: Mapping[str, float] = {}
+
+    def settle(self, page: Durations, dead: list[Mapping[str, float]]) -> Mapping[str, float]:
+        """The page's values with each key once.
+
+        Of several processes' values that stand side by side, it is the one that no process before had, and that is not
+        known yet; where that is more than one, the page does not tell.
+        """
+        if not page.several:
+            return page.values
+        values = dict(page.values)
+        for key, several in page.several.items():
+            gone = {each.get(key) for each in dead} | {self.left.get(key)}
+            alive = {value for value in several if value not in gone}
+            new = alive - {self.own.get(key)}
+            if len(new) == 1:
+                values[key] = new.pop()
+            elif alive and not new:
+                values[key] = alive.pop()
+            else:
+                del values[key]
+        return values
+
+    def contradicts(self, values: Mapping[str, float]) -> bool:
+        """Whether a series has another value than this process had in it."""
+        if values == self._last:
+            return False
+        own = self.own
+        return any(own.get(key, value) != value for key, value in values.items())
+
+    def agrees(self, values: Mapping[str, float]) -> bool:
+        """Whether a series has the value that this process had in it."""
+        own = self.own
+        return any(own.get(key) == value for key, value in values.items())
+
+    def join(self, values: Mapping[str, float]) -> None:
+        """Take in a page of this process."""
+        if values == self._last:
+            return
+        self._last = values
+        for key, value in values.items():
+            if self.left.get(key) != value:
+                self.own.setdefault(key, value)
+
+    def begin(self, values: Mapping[str, float]) -> None:
+        """Another process answers, with this page."""
+        before = {**self.left, **self.own}
+        self.own = {key: value for key, value in values.items() if before.get(key) != value}
+        self.left = before
+        self._anchor = None
+        self._last = values
+
+    def forget(self, *, left_only: bool = False) -> None:
+        """Forget the process; or only what the one before may have left."""
+        self.left = {}
+        self._last = {}
+        if not left_only:
+            self.own = {}
+            self._anchor = None
+
+    def name(self, anchors: tuple[str, ...]) -> str | None:
+        """The id that this process' anchor gives, None while it is not known."""
+        # The first that was known stays, whatever better one joins: the id must not change.
+        if self._anchor is None:
+            self._anchor = next((key for key in anchors if key in self.own), None)
+        return fingerprint_id(self.own[self._anchor]) if self._anchor is not None else None
+
+    def has_left_anchor(self, values: Mapping[str, float], anchors: tuple[str, ...]) -> bool:
+        """Whether the page shows an anchor of the process before."""
+        return any(key in values and self.left.get(key) == values[key] for key in anchors)
+
+
+def fingerprint_id(anchor: float) -> str:
+    """The id of the process whose weights took so many seconds to load: of the exact value, as it was read."""
+    return f"sfp-{hashlib.sha256(repr(anchor).encode()).hexdigest()[:12]}"
