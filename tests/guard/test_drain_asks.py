@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +31,9 @@ SOON = 5.0
 class Server:
     """Answers GET by path; the rest is 404. `paths` is what was asked for."""
 
-    def __init__(self, answers: dict[str, bytes | tuple[int, bytes]]) -> None:
+    def __init__(
+        self, answers: dict[str, bytes | tuple[int, bytes]], certificate: tuple[Path, Path] | None = None
+    ) -> None:
         self.paths: list[str] = []
         paths = self.paths
 
@@ -43,7 +50,17 @@ class Server:
             def log_message(self, *_: object) -> None:
                 pass
 
+            def handle(self) -> None:
+                with contextlib.suppress(ssl.SSLError):
+                    super().handle()
+
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.address = Address(False, "127.0.0.1", self._server.server_address[1], "")
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
@@ -61,8 +78,8 @@ Serve = Callable[..., Server]
 def serve() -> Iterator[Serve]:
     servers: list[Server] = []
 
-    def start(answers: dict[str, bytes | tuple[int, bytes]]) -> Server:
-        servers.append(Server(answers))
+    def start(answers: dict[str, bytes | tuple[int, bytes]], certificate: tuple[Path, Path] | None = None) -> Server:
+        servers.append(Server(answers, certificate))
         return servers[-1]
 
     yield start
@@ -307,6 +324,15 @@ def test_a_redirect_is_not_followed(serve: Serve) -> None:
 )
 def test_an_address_is_read(text: str, address: Address) -> None:
     assert Address.parse(text) == address
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with the openssl command")
+def test_an_engine_with_a_certificate_for_another_name_is_asked_all_the_same(serve: Serve, tmp_path: Path) -> None:
+    how = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=other -keyout k -out c"
+    subprocess.run(["openssl", *how.split()], cwd=tmp_path, check=True, capture_output=True)
+    engine = serve({"/v1/models": MODELS, "/metrics": PAGE}, (tmp_path / "c", tmp_path / "k"))
+    assert asked(None, engine.address._replace(tls=True)).load == Load(2, 1)
+    assert asked(None, engine.address).load is None  # it does speak TLS
 
 
 def test_a_server_without_tls_at_an_https_address_is_said_not_raised() -> None:
