@@ -67,8 +67,11 @@ def test_a_decode_that_knew_the_dead_engine_id_waits_in_vain_and_the_new_id_is_s
     second = engine_id(prefill)
     assert prefill.bootstrap_port == port
     assert second != first
+    asked = prefill.state()["bootstrap_queries"]
     assert hangs(lambda: through_mooncake(prefill, decoder, first, timeout=1.0))
+    assert prefill.state()["bootstrap_queries"] == asked, "the decode asks for ids that are new to it"
     assert through_mooncake(prefill, decoder, second).status == 200
+    assert prefill.state()["bootstrap_queries"] == asked + 1
     assert [each["kv_transfer_params"]["remote_engine_id"] for each in decoder.requests()] == [first, first, second]
     assert [each["status"] for each in decoder.requests()] == [200, 499, 200]
 

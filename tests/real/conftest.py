@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.real import install_vllm
+from tests.real import install_routers, install_vllm
 from tests.real.engine import ONE_CORE, VllmProcess
+from tests.real.routers import build_guard
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +43,21 @@ def vllm(vllm_venv: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFac
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
     with VllmProcess.start(vllm_venv, tiny_model, log, ONE_CORE) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def routers_venv() -> Path:
+    """The real routers' environment; `make test-real` says where it is, or that it cannot be had."""
+    said = os.environ.get("ENGINEWATCH_REAL_ROUTERS")
+    if said == "unobtainable":
+        pytest.skip("the real routers cannot be had here; the installer's report above says why")
+    venv = Path(said) if said else install_routers.venv_dir()
+    if not install_vllm.usable(venv):
+        pytest.fail(f"no real routers in {venv}: run `make test-real`, or first `python -m tests.real.install_routers`")
+    return venv
+
+
+@pytest.fixture(scope="session")
+def guard_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guard as `make guard` makes it."""
+    return build_guard(tmp_path_factory.mktemp("guard"))

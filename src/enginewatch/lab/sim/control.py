@@ -82,6 +82,7 @@ class Control:
                 ],
                 "open_http_requests": engine.open_requests,
                 "kv_engine_ids": engine.sender.engine_ids if engine.sender is not None else [],
+                "bootstrap_queries": engine.sender.queries if engine.sender is not None else 0,
                 "pages_served": engine.page_count,
                 "paused": engine.paused,
                 "sleep_level": engine.sleep_level,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import setproctitle
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from enginewatch.lab.sim.control import Control
 from enginewatch.lab.sim.engine import Engine
@@ -137,8 +139,17 @@ class FrontEnd:
         self._supervisor.sendall(encode(message))
 
 
+def _is_no_bad_request(record: logging.LogRecord) -> bool:
+    """Whether a log record is about something else than bytes that are no HTTP/1, which the real servers pass over.
+
+    sglang-router greets every engine in HTTP/2 first, to learn what it speaks.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], BadHttpMessage)
+
+
 def main() -> int:
     """Process entry."""
+    logging.getLogger("aiohttp.server").addFilter(_is_no_bad_request)
     config = json.loads(sys.argv[1])
     die_with_parent(config["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -48,12 +48,18 @@ class Address(NamedTuple):
 
 
 class Sender:
-    """The prefill's side: the bootstrap server, the side channel, and what has been computed for whom."""
+    """The prefill's side: the bootstrap server, the side channel, and what has been computed for whom.
+
+    Attributes:
+        engine_ids: by rank.
+        queries: how often the bootstrap server was asked.
+    """
 
     def __init__(self, options: SimOptions) -> None:
         self._options = options
         own = str(uuid.uuid4())
         self.engine_ids = [own] if options.dp == 1 else [f"{own}_dp{rank}" for rank in range(options.dp)]
+        self.queries = 0
         self._ready: dict[str, asyncio.Event] = {}
         self._side: asyncio.Server | None = None
         self._bootstrap: web.AppRunner | None = None
@@ -119,6 +125,7 @@ class Sender:
         return self._ready[transfer]
 
     async def _query(self, request: web.Request) -> web.Response:
+        self.queries += 1
         host = reachable(self._options.host)
         address = f"tcp://{f'[{host}]' if ':' in host else host}:{self._port}"
         return web.json_response(
