@@ -74,28 +74,36 @@ def test_a_replaced_engine_fires_and_the_line_names_role_address_and_both_identi
     fires(pod.guard.live(), role, pod.first(role).address, OLD, NEW)
 
 
-@pytest.mark.parametrize("answer", NOT_HEALTHY.values(), ids=NOT_HEALTHY)
-def test_a_replaced_engine_that_is_not_healthy_does_not_fire_until_it_is(pod: Pod, answer: Answer | str) -> None:
-    replaced = pod.first("prefill")
-    replaced.says(identity(NEW))
-    if isinstance(answer, str):
-        getattr(replaced.engine, answer)()
-    else:
-        replaced.health(answer)
-    stays(pod.guard.live(**QUICKLY))
-    replaced.engine.open()
-    replaced.health(HEALTHY)
-    fires(pod.guard.live(), replaced.address, OLD, NEW)
+def test_replaced_engines_that_are_not_healthy_do_not_fire_until_one_is(guard: Guard, fleet: Fleet) -> None:
+    prefill, decode = fleet.role(*(f"127.0.1.{number}" for number in range(len(NOT_HEALTHY)))), fleet.role("127.0.0.4")
+    guard.between(prefill, decode).recorded(prefill.lines(), decode.lines())
+    for engine, answer in zip(prefill.engines.values(), NOT_HEALTHY.values(), strict=True):
+        engine.says(identity(NEW))
+        if isinstance(answer, str):
+            getattr(engine.engine, answer)()
+        else:
+            engine.health(answer)
+    stays(guard.live(**QUICKLY))
+    for address, engine in prefill.engines.items():
+        engine.engine.open()
+        engine.health(HEALTHY)
+        fires(guard.live(), address, engine.engine_id, NEW)
+        engine.says(identity(engine.engine_id))
 
 
-@pytest.mark.parametrize("answer", NOT_AN_IDENTITY.values(), ids=NOT_AN_IDENTITY)
-def test_an_engine_that_no_longer_says_who_it_is_does_not_fire(pod: Pod, answer: Answer | str) -> None:
-    mute = pod.first("decode")
-    if isinstance(answer, str):
-        getattr(mute.sidecar, answer)()
-    else:
-        mute.says(answer)
-    stays(pod.guard.live(**QUICKLY))
+def test_engines_that_no_longer_say_who_they_are_do_not_fire(guard: Guard, fleet: Fleet) -> None:
+    addresses = [f"127.0.1.{number}" for number in range(len(NOT_AN_IDENTITY))]
+    prefill, decode = fleet.role(*addresses), fleet.role("127.0.0.4")
+    guard.between(prefill, decode).recorded(prefill.lines(), decode.lines())
+    for engine, answer in zip(prefill.engines.values(), NOT_AN_IDENTITY.values(), strict=True):
+        if isinstance(answer, str):
+            getattr(engine.sidecar, answer)()
+        else:
+            engine.says(answer)
+    line = stays(guard.live(**QUICKLY))
+    assert "not judged" in line
+    decode["127.0.0.4"].says(identity(NEW))
+    fires(guard.live(**QUICKLY), "127.0.0.4")
 
 
 def test_a_mute_engine_does_not_hide_a_replaced_one(pod: Pod) -> None:

@@ -60,6 +60,21 @@ def test_what_is_ready_at_the_deadline_is_still_taken() -> None:
     assert list(asking.answers()) == [7]
 
 
+def test_those_that_wait_at_the_deadline_are_not_asked_any_more() -> None:
+    clock = [0.0]
+    asking: SideBySide[int] = SideBySide(10.0, now=lambda: clock[0], most_at_once=2)
+    for number in range(6):
+        asking.start(lambda number=number: number)  # type: ignore[misc]
+    answers = asking.answers()
+    seen = {next(answers), next(answers)}
+    clock[0] = 10.0
+    until = time.monotonic() + 60
+    while asking._answers.qsize() < 2 and time.monotonic() < until:
+        time.sleep(0.001)
+    assert seen | set(answers) == {0, 1, 2, 3}
+    assert asking.unanswered == 2
+
+
 def test_no_more_than_so_many_run_at_once_and_none_is_lost() -> None:
     asking: SideBySide[int] = SideBySide(time.monotonic() + 60, most_at_once=3)
     running, most, lock = 0, 0, threading.Lock()

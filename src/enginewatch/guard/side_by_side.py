@@ -74,7 +74,8 @@ class SideBySide(Generic[Answer]):
             except Empty:
                 return
             self._running -= 1
-            self._start_waiting()
+            if left > 0:  # those that wait have no time left: thousands that fail one by one would still take long
+                self._start_waiting()
             yield answer
 
     def _start_waiting(self) -> None:
