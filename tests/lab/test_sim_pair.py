@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import uuid
@@ -124,7 +125,7 @@ def test_with_nixl_every_answer_names_the_living_process(sim: SimFactory) -> Non
     assert hangs(lambda: decode(decoder, before, timeout=0.5))
 
 
-def test_the_bootstrap_server_knows_every_data_parallel_rank_and_refuses_while_the_engine_loads(
+def test_the_bootstrap_server_knows_every_data_parallel_rank_and_is_there_while_the_engine_loads(
     sim: SimFactory,
 ) -> None:
     prefill = sim("vllm", role="prefill", dp=2, bootstrap_port=0, step_ms=5)
@@ -132,16 +133,24 @@ def test_the_bootstrap_server_knows_every_data_parallel_rank_and_refuses_while_t
     assert sorted(told) == ["0", "1"]
     assert [told[rank]["engine_id"].rpartition("_")[2] for rank in "01"] == ["dp0", "dp1"]
     assert told["0"]["worker_addr"]["0"]["0"].startswith("tcp://127.0.0.1:")
-    prefill.crash(down_sec=60)
-    eventually(lambda: refused(prefill), within=10)
+    prefill.crash(down_sec=2, load_sec=60)
+    eventually(lambda: not answers(prefill), within=20)
+    eventually(lambda: answers(prefill), within=20)
+    assert not set(ids(told)) & set(ids(query(prefill)))
+    with pytest.raises(ConnectionRefusedError):
+        ask(prefill, "/health")
 
 
-def refused(prefill: SimProcess) -> bool:
+def ids(told: dict[str, Any]) -> list[str]:
+    return [entry["engine_id"] for entry in told.values()]
+
+
+def answers(prefill: SimProcess) -> bool:
     try:
         query(prefill)
     except (ConnectionRefusedError, ConnectionResetError, http.client.RemoteDisconnected):
-        return True
-    return False
+        return False
+    return True
 
 
 def test_two_engines_on_two_addresses_share_both_port_numbers(sim: SimFactory) -> None:
@@ -160,6 +169,16 @@ def test_what_a_router_tells_a_sglang_pair_is_kept_and_the_prompt_is_not(warm: S
     assert room.items() <= kept.items()
     assert (kept["path"], kept["request_id"], kept["status"]) == ("/generate", "mine", 200)
     assert "secret" not in json.dumps(kept)
+
+
+def test_a_greeting_in_http2_is_refused_without_a_word(sim: SimFactory, capfd: pytest.CaptureFixture[str]) -> None:
+    """sglang-router begins with one."""
+    engine = sim("sglang", step_ms=5)
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=5) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        assert connection.recv(4096).startswith(b"HTTP/1.")
+    assert ask(engine, "/health").status == 200
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,16 @@ class Child:
 
 
 class Sidecar:
-    """`enginewatch watch` beside one engine; a restart keeps its port, as its container's does."""
+    """`enginewatch watch` beside one engine; a restart keeps its port, as its container's does.
 
-    def __init__(self, engine: SimProcess, port: int = 0) -> None:
+    With `asks_bootstrap` it has IDENTITY_KV_BOOTSTRAP_URL.
+    """
+
+    def __init__(self, engine: SimProcess, port: int = 0, *, asks_bootstrap: bool = False) -> None:
         self._engine = engine
+        self._env = dict(ENVIRONMENT)
+        if asks_bootstrap and engine.bootstrap_port >= 0:
+            self._env["IDENTITY_KV_BOOTSTRAP_URL"] = f"http://127.0.0.1:{engine.bootstrap_port}"
         self._host = str(urlsplit(engine.url).hostname)
         self.port = port
         self._child = self._start()
@@ -139,7 +145,7 @@ class Sidecar:
                 *(sys.executable, "-m", "enginewatch", "watch", "--engine-url", self._engine.url),
                 *("--listen", f"{self._host}:{self.port}"),
             ],
-            clean_environment() | ENVIRONMENT,
+            clean_environment() | self._env,
         )
         try:
             eventually("the sidecar says where it listens", lambda: self._url_in(child) is not None)
@@ -340,13 +346,15 @@ class Router:
 
 
 @contextlib.contextmanager
-def workers(started: Sequence[Callable[[], SimProcess]], sidecar_port: int = 0) -> Iterator[list[Worker]]:
-    """Engines and their sidecars, the first of whose ports may be shared by the others; all end with the block."""
+def workers(
+    started: Sequence[Callable[[], SimProcess]], sidecar_port: int = 0, *, asks_bootstrap: bool = False
+) -> Iterator[list[Worker]]:
+    """Engines and their sidecars, each of these on that port of its engine's address; all end with the block."""
     with contextlib.ExitStack() as stack:
         pods = []
         for start in started:
             engine = stack.enter_context(start())
-            sidecar = Sidecar(engine, sidecar_port)
+            sidecar = Sidecar(engine, sidecar_port, asks_bootstrap=asks_bootstrap)
             stack.callback(sidecar.close)
             pods.append(Worker(engine, sidecar))
         for pod in pods:

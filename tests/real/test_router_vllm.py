@@ -154,6 +154,22 @@ def test_a_replaced_decode_is_noticed_as_well(
         assert all(fact in line for fact in ("decode", before, decoder.sidecar.known()["engine_id"]))
 
 
+def test_with_several_api_servers_the_bootstrap_server_gives_an_idle_prefill_away(
+    router: Callable[..., Router], guard: Callable[..., Guard]
+) -> None:
+    started = [prefill(api_servers=2), decode(api_servers=2)]
+    with workers(started, asks_bootstrap=True) as [prefiller, decoder]:
+        guarded = router(prefiller)
+        keeper = guard(guarded, [prefiller], decoder)
+        assert prefiller.sidecar.known()["source"] == "observed"
+        with keeper.boot(guarded.command) as process:
+            guarded.serving(process)
+            assert keeper.live()[0] == 0
+            prefiller.kill()
+            code, line = keeper.live()
+            assert (code, "prefill 127.0.0.1" in line) == (1, True)
+
+
 def test_one_of_two_prefills_on_one_port_is_told_apart_by_its_address(
     router: Callable[..., Router], guard: Callable[..., Guard]
 ) -> None:

@@ -73,10 +73,10 @@ class FrontEnd:
         )
         try:
             await ranks.start()
+            if engine.sender is not None:
+                await engine.sender.start()  # the real one's workers start it, long before the server listens
             await asyncio.wait({self._exit}, timeout=max(0.0, self._began + options.load_sec - time.monotonic()))
             if not self._exit.done():
-                if engine.sender is not None:
-                    await engine.sender.start()
                 await runner.setup()
                 await web.TCPSite(runner, options.host, self._port, reuse_address=True, reuse_port=True).start()
                 ready = [{"core": rank.core, "pid": rank.pid} for rank in ranks.all]
