@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,10 @@ from enginewatch.client import doctor
 from enginewatch.client.diagnosis import Diagnosis, Finding, worst
 from enginewatch.client.doctor import diagnose, render_text, to_json
 from enginewatch.client.target import Target
+from enginewatch.core.events import Scraped
+from enginewatch.core.exposition import PageReader
 from enginewatch.core.settings import Settings
+from enginewatch.core.verdict import Watch
 from enginewatch.engines.profile import Role
 
 PATIENT = Settings(active_probe_timeout_sec=20, metrics_timeout_sec=20)
@@ -106,6 +110,8 @@ async def test_a_healthy_engine_has_nothing_to_fix(serve: Serve) -> None:
     assert (found.engine, found.version, found.model, found.engine_from) == ("vllm", "0.32.0", "tiny", "page")
     assert found.identity is not None
     assert (found.identity.source, found.identity.started_at) == ("process_start_time", "2026-11-29T18:18:13Z")
+    assert (found.identity.engine_id, found.identity.missing) == ("pst-1795976293.83", None)
+    assert "(process_start_time). It survives a restart of the sidecar." in said(found, "ok")
     assert found.canary is not None
     assert found.canary.outcome == "ok"
     (core,) = found.cores
@@ -148,7 +154,9 @@ async def test_a_real_sglang_page_tells_engine_and_role(serve: Serve) -> None:
     assert (found.engine, found.engine_from) == ("sglang", "page")
     assert (found.role, found.role_from) == ("agg", "engine")
     assert found.identity is not None
-    assert found.identity.source == "startup_fingerprint"
+    assert (found.identity.source, found.identity.started_at) == ("startup_fingerprint", None)
+    assert re.fullmatch(r"sfp-[0-9a-f]{12}", found.identity.engine_id or "")
+    assert "(startup_fingerprint). It survives a restart of the sidecar." in said(found, "ok")
     assert any(core.heartbeat for core in found.cores)
     assert "LOG_FILE" in said(found, "ok")
 
@@ -257,7 +265,45 @@ async def test_a_page_without_legs_names_the_flag(serve: Serve) -> None:
 async def test_several_api_servers_are_only_observed(serve: Serve) -> None:
     engine = FakeEngine()
     engine.start_time = None
-    assert "--api-server-count 1" in said(await examine(await serve(engine)), "warning")
+    found = await examine(await serve(engine))
+    assert found.identity is not None
+    assert (found.identity.source, found.identity.missing) == ("observed", "process_start_time")
+    assert found.identity.engine_id is None, "each sidecar makes up its own"
+    warned = said(found, "warning")
+    assert "a restart of the sidecar renews it" in warned
+    assert "--api-server-count 1" in warned
+    assert "IDENTITY_KV_BOOTSTRAP_URL" in warned
+    assert "process_start_time is not on the page" in render_text(found, width=200)
+
+
+@pytest.mark.parametrize("anchor", ["absent", "zero"])
+async def test_a_sglang_page_without_its_anchor_has_no_identity_yet_and_is_told_what_gives_one(
+    serve: Serve, anchor: str
+) -> None:
+    page = (DATA / "sglang-0.5.23-collector-generated.prom").read_text()
+    anchors = [line for line in page.splitlines() if 'phase="load_weight"' in line]
+    for line in anchors:
+        page = page.replace(line, "" if anchor == "absent" else f"{line.rpartition(' ')[0]} 0.0")
+    assert len(anchors) == 1
+    found = await examine(await serve(Recorder({"/metrics": response(page)})))
+    assert found.identity is not None
+    assert (found.identity.source, found.identity.missing) == ("observed", "startup_fingerprint")
+    warned = said(found, "warning")
+    assert "GET /engine stays 503 until it does" in warned
+    assert "Look again in a minute. Run SGLang 0.5.16 or later" in warned
+    assert "startup_fingerprint is not on the page" in render_text(found, width=200)
+
+
+async def test_the_id_that_doctor_names_is_the_one_that_a_sidecar_publishes(serve: Serve) -> None:
+    text = (DATA / "sglang-0.5.23-collector-generated.prom").read_text()
+    found = await examine(await serve(Recorder({"/metrics": response(text)})))
+    watch = Watch(Settings(), now=0.0)
+    reader = PageReader(watch.names)
+    reader.feed(text.encode())
+    watch.handle(Scraped(0.0, reader.finish()), 0.1)
+    assert found.identity is not None
+    assert watch.identity is not None
+    assert (watch.identity.engine_id, watch.identity.source) == (found.identity.engine_id, found.identity.source)
 
 
 async def test_an_impossible_start_time_is_no_identity(serve: Serve) -> None:

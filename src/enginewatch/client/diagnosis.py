@@ -83,10 +83,20 @@ class FoundCore:
 
 @dataclass(frozen=True, slots=True)
 class FoundIdentity:
-    """What names the engine's process. `started_at` is RFC 3339, None where only a watcher's first sight is known."""
+    """What names the engine's process.
+
+    Attributes:
+        source: what a sidecar would take it from, by the page as it is now.
+        started_at: RFC 3339; None where only a sidecar's first sight is known.
+        engine_id: the id that every sidecar would publish; None where each makes up its own (`observed`).
+        missing: the durable source that pages of this engine can have, and this one has not: of the start time that
+            stays so, the anchor of a fingerprint may come yet.
+    """
 
     source: Literal["process_start_time", "startup_fingerprint", "observed"]
     started_at: str | None
+    engine_id: str | None = None
+    missing: Literal["process_start_time", "startup_fingerprint"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from enginewatch.client.diagnosis import Diagnosis, FoundCanary, FoundCore
+from enginewatch.client.diagnosis_text import identity_in_short
 
 _STYLES = {"ok": "green", "warning": "yellow", "unknown": "magenta", "critical": "bold red"}
 _MARKS = {"ok": "✔", "warning": "▲", "unknown": "?", "critical": "✘"}
@@ -41,8 +42,7 @@ def _facts(diagnosis: Diagnosis) -> Table:
     else:
         table.add_row("page", Text(f"{page.path}, {page.failure}: {page.detail}", style="red"))
     if diagnosis.identity is not None:
-        started = f", started at {diagnosis.identity.started_at}" if diagnosis.identity.started_at else ""
-        table.add_row("identity", Text(f"{diagnosis.identity.source}{started}"))
+        table.add_row("identity", Text(identity_in_short(diagnosis.identity)))
     if diagnosis.pause is not None:
         table.add_row("pause", Text(diagnosis.pause))
     if diagnosis.canary is not None:

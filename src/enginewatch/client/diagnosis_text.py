@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from enginewatch.client.diagnosis import Diagnosis, Finding, FoundCanary, FoundCore
+from enginewatch.client.diagnosis import Diagnosis, Finding, FoundCanary, FoundCore, FoundIdentity
 
 _MARKS = {"ok": "ok", "warning": "WARNING", "unknown": "UNKNOWN", "critical": "CRITICAL"}
 _MARK_WIDTH = 10
@@ -36,14 +36,21 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     else:
         yield "page", f"{page.path}, {page.failure}: {page.detail}"
     if diagnosis.identity is not None:
-        started = f", started at {diagnosis.identity.started_at}" if diagnosis.identity.started_at else ""
-        yield "identity", f"{diagnosis.identity.source}{started}"
+        yield "identity", identity_in_short(diagnosis.identity)
     if diagnosis.pause is not None:
         yield "pause", diagnosis.pause
     if diagnosis.canary is not None:
         yield "canary", _canary(diagnosis.canary)
     for core in diagnosis.cores:
         yield from _core(core)
+
+
+def identity_in_short(identity: FoundIdentity) -> str:
+    """The source, what it tells, and what it is instead of."""
+    started = f", started at {identity.started_at}" if identity.started_at else ""
+    named = f", {identity.engine_id}" if identity.engine_id else ""
+    missing = f", {identity.missing} is not on the page" if identity.missing else ""
+    return f"{identity.source}{named}{started}{missing}"
 
 
 _ROLE_FROM = {"given": "as given", "engine": "as the engine says", "default": "assumed"}

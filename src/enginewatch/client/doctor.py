@@ -32,6 +32,7 @@ from enginewatch.client.scrape import Page, ScrapeFailure
 from enginewatch.client.target import EngineClient, Target
 from enginewatch.core.events import Flags, Outcome
 from enginewatch.core.fingerprint import Durations
+from enginewatch.core.identity import IdentityTracker
 from enginewatch.core.progress import Ledger
 from enginewatch.core.role import WorkerRole, role_on_page
 from enginewatch.core.settings import Settings
@@ -133,7 +134,7 @@ class _Examination:
             cores=(),
             canary=None,
             pause=None,
-            identity=_identity(first.start_time, ledger.durations.on(samples)) if has_page else None,
+            identity=_identity(profile, first.start_time, ledger.durations.on(samples)) if has_page else None,
             log_signatures=profile.log_signatures,
             key_problem=self._client.line.key_problem(),
             unanswered=said.unanswered,
@@ -329,15 +330,26 @@ def _found_core(ledger: Ledger, name: str, *, is_new: bool) -> FoundCore:
     )
 
 
-def _identity(start_time: float | None, durations: Durations) -> FoundIdentity:
-    if start_time is None:
-        has_anchor = any(key in durations.values for key in durations.anchors)
-        return FoundIdentity("startup_fingerprint" if has_anchor else "observed", None)
+def _identity(profile: Profile, start_time: float | None, durations: Durations) -> FoundIdentity:
+    """What a sidecar would make of the page, by the code that it runs."""
+    tracker = IdentityTracker(0)
+    tracker.page(start_time, fell=False, rose=False, now=0.0, durations=durations, awaits_durations=True)
+    known = tracker.identity
+    if known is None or not known.is_durable:
+        return _unnamed(profile)
+    if known.started_at_unix is None:
+        return FoundIdentity(known.source, None, known.engine_id)
     try:
-        started_at = datetime.fromtimestamp(start_time, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        started_at = datetime.fromtimestamp(known.started_at_unix, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
-        return FoundIdentity("observed", None)
-    return FoundIdentity("process_start_time", started_at)
+        return _unnamed(profile)
+    return FoundIdentity(known.source, started_at.replace("+00:00", "Z"), known.engine_id)
+
+
+def _unnamed(profile: Profile) -> FoundIdentity:
+    if profile.fingerprint is not None:
+        return FoundIdentity("observed", None, missing="startup_fingerprint")
+    return FoundIdentity("observed", None, missing="process_start_time" if profile.start_time is not None else None)
 
 
 def _by_rank(core: str) -> tuple[int, str]:

@@ -469,29 +469,43 @@ def _identity(found: Diagnosis, profile: Profile, settings: Settings) -> Iterato
                 _key_fix(found.page.detail) if _wants_key(found) else profile.how_to_get_metrics,
             )
         return
-    if identity.source == "process_start_time":
-        yield Finding("ok", f"Identity: the process that started at {identity.started_at}.")
-    elif identity.source == "startup_fingerprint":
-        yield Finding("ok", "Identity: the process is told by how long its weights took to load.")
-    elif profile.how_to_be_named:
-        missing = (
-            "The page does not tell how long the weights took to load, unless it comes within a minute"
-            if profile.fingerprint is not None
-            else "The page has no process_start_time_seconds, as with several API servers"
-        )
-        yield Finding(
-            "warning",
-            f"Identity: only observed. {missing}: a restart is noticed when counters fall or nobody listens.",
-            profile.how_to_be_named,
-        )
-    elif profile.start_time is not None:
-        yield Finding("ok", "Identity: observed. This page names no process: a restart shows when nobody listens.")
-    else:
-        yield Finding(
-            "ok",
-            "Identity: observed. This engine names no process, and nothing makes it: a restart shows in counters that "
-            "fall, or when nobody listens.",
-        )
+    match identity.source, identity.missing:
+        case "process_start_time", _:
+            yield Finding(
+                "ok",
+                f"Identity: the process that started at {identity.started_at} (process_start_time). {_SURVIVES}",
+            )
+        case "startup_fingerprint", _:
+            yield Finding(
+                "ok",
+                "Identity: the process whose weights took so long to load as the page says (startup_fingerprint). "
+                f"{_SURVIVES} When it started is not told: GET /engine says when its sidecar saw it first.",
+            )
+        case "observed", "startup_fingerprint":
+            yield Finding(
+                "warning",
+                "Identity: none yet. The page does not show how long the weights took to load (startup_fingerprint): "
+                f"GET /engine stays 503 until it does, and after a minute it is only observed: {_RENEWED}.",
+                f"Look again in a minute. {profile.how_to_be_named}".rstrip(),
+            )
+        case "observed", "process_start_time" if profile.how_to_be_named:
+            yield Finding(
+                "warning",
+                "Identity: only observed. The page has no process_start_time_seconds, as with several API servers: "
+                f"{_RENEWED}.",
+                profile.how_to_be_named,
+            )
+        case "observed", "process_start_time":
+            yield Finding("ok", f"Identity: observed. This page names no process: {_RENEWED}.")
+        case _:
+            yield Finding("ok", f"Identity: observed. This engine names no process, and nothing makes it: {_RENEWED}.")
+
+
+_SURVIVES = "It survives a restart of the sidecar."
+_RENEWED = (
+    "a restart of the sidecar renews it, so that a guarded router restarts as well, and a replaced engine shows only "
+    "when counters fall or nobody listens"
+)
 
 
 def _answers_without_a_page(found: Diagnosis) -> bool:
