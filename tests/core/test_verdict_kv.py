@@ -159,6 +159,15 @@ def test_ids_made_up_without_end_hide_no_hang_for_ever(every_sec: int) -> None:
     assert shell.state == "stall-hang"
 
 
+def test_restarts_between_two_polls_that_the_page_tells_as_well_are_no_reason_to_disbelieve() -> None:
+    engine = prefill(start_time=START_TIME).busy()
+    for number in range(1, 8):
+        engine.at(40 * number + 18, ScriptedEngine.restart).at(40 * number + 18, tells({"0": f"start-{number}"}))
+    shell = VirtualShell(engine).run(400)
+    assert identity(shell).restarts == 7
+    assert not [log for log in shell.logs if "again and again" in log.event]
+
+
 def test_a_change_before_the_first_page_is_no_replacement_because_nothing_was_published() -> None:
     engine = prefill(start_time=OBSERVED).fail("refused").at(20, tells({"0": "b"})).at(40, lambda e: e.fail(None))
     assert identity(VirtualShell(engine).run(100)).restarts == 0

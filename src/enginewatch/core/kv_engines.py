@@ -108,8 +108,14 @@ class KvEngines:
         """Whether a change waits that was heard before a page was asked for: it counts with that page."""
         return self.changed_at is not None and self.changed_at <= asked_at
 
-    def page_taken(self, asked_at: float, *, replaced: bool) -> None:
-        """A page was judged. `replaced`: another process, whatever told it; then ids that change belong to that."""
+    def page_taken(self, asked_at: float, *, replaced: bool, confirmed: bool = False) -> None:
+        """A page was judged.
+
+        `replaced`: another process, whatever told it; then ids that change belong to that. `confirmed`: by the page's
+        own word, so that the ids were not alone in it.
+        """
+        if confirmed:
+            self._alone_in_a_row = 0
         if replaced:
             if self.changed_at is None:
                 self._let_follow()

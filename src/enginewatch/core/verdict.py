@@ -395,7 +395,7 @@ class Watch:
                 "the page names another process every time and is not believed: ENGINE_URL must name one engine",
             )
         if news is not None or change is Change.REPLACED:
-            self._kv.page_taken(begun, replaced=change is Change.REPLACED)
+            self._kv.page_taken(begun, replaced=change is Change.REPLACED, confirmed=self._names_another(known))
         if change is Change.REPLACED or (gone and change is Change.SAME and news is None):
             self._replaced(page, t, begun, counted=change is Change.REPLACED)
             return
@@ -410,6 +410,13 @@ class Watch:
                 if core.fell_poll == self._polls:
                     core.prove(t, Proof.RESET)
             self._log("warning", "a counter fell although the engine's identity did not change: a registry reset")
+
+    def _names_another(self, before: Identity | None) -> bool:
+        """Whether the page gives the process another name than the one it had before."""
+        now = self._identity.identity
+        if before is None or now is None or not (before.is_durable and now.is_durable):
+            return False
+        return before.engine_id != now.engine_id
 
     def _tell_source(self, before: Identity | None) -> None:
         now = self._identity.identity
