@@ -24,6 +24,7 @@ from enginewatch.core.exposition import canonical_series
 from enginewatch.engines.profile import Profile
 
 _PROCESS_LABEL: Final = "pid"
+_UNSEEN: Final = float("nan")  # equals no value
 _MOST_SERIES: Final = 512
 """More than any engine has, one or two per rank; a page that makes them up must not take the memory."""
 
@@ -49,7 +50,7 @@ NO_DURATIONS: Final = Durations()
 class DurationSeries:
     """Finds the startup durations on the pages of one engine."""
 
-    __slots__ = ("_anchors", "_found", "_keys", "_others", "anchors", "names")
+    __slots__ = ("_anchors", "_found", "_keys", "_last", "_others", "_said", "anchors", "names")
 
     def __init__(self, profile: Profile) -> None:
         found, prefixes = profile.fingerprint, profile.prefixes
@@ -58,6 +59,8 @@ class DurationSeries:
         self.names = frozenset(name for names, _ in (*self._anchors, *self._others) for name in names)
         """Full sample names among which they are."""
         self._keys: dict[str, str] = {}
+        self._last: dict[str, float | None] = {}
+        self._said = NO_DURATIONS
         self._found: dict[str, int] = {}
         self.anchors: tuple[str, ...] = ()
         """Keys of the anchor seen so far, best first."""
@@ -76,36 +79,42 @@ class DurationSeries:
         if _PROCESS_LABEL in labels:
             key = canonical_series(name, {label: text for label, text in labels.items() if label != _PROCESS_LABEL})
         self._keys[series] = key
+        self._last[series] = _UNSEEN
         place = meant.index(True)
         if place < len(self._anchors):
             self._found[key] = place
             self.anchors = tuple(sorted(self._found, key=lambda each: (self._found[each], each)))
 
     def on(self, samples: Mapping[str, float]) -> Durations:
-        """What a page says."""
-        if not self._keys:
-            return NO_DURATIONS
+        """What a page says: the same object again while it says the same."""
+        get = samples.get
+        for series, value in self._last.items():
+            if get(series) != value:
+                break
+        else:
+            return self._said
+        self._last = {series: get(series) for series in self._keys}
         values: dict[str, float] = {}
         several: dict[str, tuple[float, ...]] = {}
         for series, key in self._keys.items():
-            value = samples.get(series, 0.0)
+            value = self._last[series] or 0.0
             if value > 0:
                 before = values.setdefault(key, value)
                 if before != value:
                     several[key] = (*several.get(key, (before,)), value)
-        return Durations(values, self.anchors, several)
+        self._said = Durations(values, self.anchors, several)
+        return self._said
 
 
 class ProcessDurations:
     """The startup durations known of the process that answers, and those that the one before may have left behind."""
 
-    __slots__ = ("_anchor", "_last", "left", "own")
+    __slots__ = ("_anchor", "left", "own")
 
     def __init__(self) -> None:
         self.own: dict[str, float] = {}
         self.left: dict[str, float] = {}
         self._anchor: str | None = None
-        self._last: Mapping[str, float] = {}
 
     def settle(self, page: Durations, dead: list[Mapping[str, float]]) -> Mapping[str, float]:
         """The page's values with each key once.
@@ -113,8 +122,6 @@ class ProcessDurations:
         Of several processes' values that stand side by side, it is the one that no process before had, and that is not
         known yet; where that is more than one, the page does not tell.
         """
-        if not page.several:
-            return page.values
         values = dict(page.values)
         for key, several in page.several.items():
             gone = {each.get(key) for each in dead} | {self.left.get(key)}
@@ -130,8 +137,6 @@ class ProcessDurations:
 
     def contradicts(self, values: Mapping[str, float]) -> bool:
         """Whether a series has another value than this process had in it."""
-        if values == self._last:
-            return False
         own = self.own
         return any(own.get(key, value) != value for key, value in values.items())
 
@@ -142,9 +147,6 @@ class ProcessDurations:
 
     def join(self, values: Mapping[str, float]) -> None:
         """Take in a page of this process."""
-        if values == self._last:
-            return
-        self._last = values
         for key, value in values.items():
             if self.left.get(key) != value:
                 self.own.setdefault(key, value)
@@ -155,12 +157,10 @@ class ProcessDurations:
         self.own = {key: value for key, value in values.items() if before.get(key) != value}
         self.left = before
         self._anchor = None
-        self._last = values
 
     def forget(self, *, left_only: bool = False) -> None:
         """Forget the process; or only what the one before may have left."""
         self.left = {}
-        self._last = {}
         if not left_only:
             self.own = {}
             self._anchor = None

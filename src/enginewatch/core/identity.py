@@ -105,6 +105,7 @@ class IdentityTracker:
         self._steady_pages = 0
         self._met_at: float | None = None
         self._durations = ProcessDurations()
+        self._settled: Durations | None = None
         self._awaits_name = False
         self._suspects = False
         self._unnamed_since: float | None = None
@@ -136,7 +137,8 @@ class IdentityTracker:
         the two would be a replacement, with its warm-up, for ever. Only when nothing but that process has answered for
         `STRAYS` pages is it the engine again.
         """
-        if not self._former:
+        if not self._former or (start_time is None and durations is self._settled):
+            self._stray, self._strays_in_a_row = None, 0
             return False
         former = self._former_on(start_time, durations) if self.believes_names else None
         if former is None:
@@ -190,9 +192,13 @@ class IdentityTracker:
             FIRST for the first page ever, REPLACED when another process answers now.
         """
         gone, self._refused_in_a_row = self._refused_in_a_row >= REFUSED_MEANS_GONE, 0
+        if not told_elsewhere and self._says_the_same(start_time, durations):
+            return Change.SAME
         first = self._met_at is None
         self._met_at = now if self._met_at is None else self._met_at
-        values = self._durations.settle(durations, [each.durations for each in self._former])
+        values = durations.values
+        if durations.several:
+            values = self._durations.settle(durations, [each.durations for each in self._former])
         self._note_name(start_time if start_time is not None else _anchor_on(values, durations.anchors))
         another = self.believes_names and self._is_another(start_time, values) and self._is_believed(now)
         if not self.believes_names:
@@ -218,9 +224,23 @@ class IdentityTracker:
             self._durations.begin(values)
         if self._identify(start_time, values, durations.anchors, now, renew=replaced, patient=awaits_durations):
             replaced = True
+        has_news = self._suspects or self._awaits_name or not self._stands or not self._durations.agrees(values)
+        self._settled = None if has_news else durations
         if replaced:
             return Change.REPLACED
         return Change.FIRST if first else Change.SAME
+
+    def _says_the_same(self, start_time: float | None, durations: Durations) -> bool:
+        """Whether the page names the process that is known, as the one before did. A short way for most pages."""
+        known = self.identity
+        if known is None or self._awaits_name or self._suspects or not self.believes_names:
+            return False
+        if start_time is not None:
+            same = known.started_at_unix == start_time == self._last_name and not durations.values
+        else:
+            same = durations is self._settled
+        self.names_process = self.names_process or same
+        return same
 
     @property
     def _stands(self) -> bool:

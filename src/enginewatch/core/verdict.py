@@ -388,7 +388,8 @@ class Watch:
             awaits_durations=self._profile is None or self._profile.fingerprint is not None,
             told_elsewhere=news is not None and self._kv.said_before(begun),
         )
-        self._tell_source(known)
+        if self._identity.identity is not known:
+            self._tell_source(known)
         if believed and not self._identity.believes_names:
             self._log(
                 "error",
@@ -420,7 +421,7 @@ class Watch:
 
     def _tell_source(self, before: Identity | None) -> None:
         now = self._identity.identity
-        if now is before or now is None or (before is not None and before.source == now.source):
+        if now is None or (before is not None and before.source == now.source):
             return
         level, sentence = tell_source(now, (self._profile or UNKNOWN).how_to_be_named)
         self._log(level, sentence, source=now.source, engine_id=now.engine_id)
