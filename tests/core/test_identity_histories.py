@@ -7,14 +7,14 @@ written, in part; before that a series is absent, zero, or still has the value o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginewatch.core.exposition import parse_series
 from enginewatch.core.fingerprint import DurationSeries, fingerprint_id
-from enginewatch.core.identity import Change, IdentityTracker
+from enginewatch.core.identity import PATIENCE_SEC, Change, IdentityTracker
 from enginewatch.engines.sglang import PROFILE
 
 ONE_SERIES = (
@@ -196,3 +196,77 @@ def test_a_fingerprint_is_one_id_for_one_process(pages: list[Page]) -> None:
 @settings(max_examples=100, deadline=None)
 def test_a_start_time_is_one_id_for_one_process(pages: list[Page]) -> None:
     keeps_every_promise(pages, awaits=False)
+
+
+# --- counters alone -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def unseen_replacements(draw: st.DrawFn) -> list[Page]:
+    """Engines that are idle (0 before, 0 after), or fast (more after a poll than before): no counter ever falls."""
+    pages = draw(st.one_of(fingerprinted(), started()))
+    # Nobody listens on one poll at most where the engine is idle, and on more where it is fast.
+    return [replace(page, fell=False, refused=3 if page.rose else draw(st.integers(0, 1))) for page in pages]
+
+
+@given(unseen_replacements())
+@settings(max_examples=100, deadline=None)
+def test_counters_alone_miss_every_idle_engine_and_every_fast_one(pages: list[Page]) -> None:
+    """The control of (c) and (d): the same pages without what names the process."""
+    named, blind = Sidecar(), Sidecar(awaits=False)
+    for page in pages:
+        named.see(page)
+        blind.see(replace(page, samples={}, start_time=None))
+    assert named.tracker.restarts == pages[-1].process
+    assert (blind.tracker.restarts, blind.durable_id) == (0, None)
+
+
+# --- observed -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def nameless(draw: st.DrawFn) -> list[Page]:
+    """Pages that name no process, and failures between them."""
+    page = st.builds(
+        Page,
+        st.just(0),
+        fell=st.booleans(),
+        rose=st.booleans(),
+        refused=st.integers(0, 3),
+        timeouts=st.integers(0, 1),
+    )
+    return draw(st.lists(page, min_size=1, max_size=12))
+
+
+@given(nameless())
+@settings(max_examples=100, deadline=None)
+def test_an_observed_id_is_renewed_by_counters_that_fall_and_by_an_outage_after_which_none_is_higher(
+    pages: list[Page],
+) -> None:
+    sidecar = Sidecar(awaits=False)
+    ids: list[str] = []
+    for number, page in enumerate(pages):
+        restarts = sidecar.tracker.restarts
+        sidecar.see(page)
+        identity = sidecar.tracker.identity
+        assert identity is not None
+        assert not identity.is_durable
+        renewed = number > 0 and (page.fell or (page.refused >= 2 and not page.rose))
+        assert sidecar.tracker.restarts - restarts == identity.restarts - restarts == renewed
+        assert (identity.engine_id not in ids) == (renewed or number == 0)
+        ids.append(identity.engine_id)
+    assert len(set(ids)) == sidecar.tracker.restarts + 1, "an id never comes back"
+
+
+@given(fingerprinted())
+@settings(max_examples=30, deadline=None)
+def test_an_anchor_that_comes_late_takes_over_for_good(pages: list[Page]) -> None:
+    sidecar, life = Sidecar(), [page for page in pages if page.process == 0]
+    for _ in range(int(PATIENCE_SEC) + 1):
+        sidecar.see(Page(0))
+    assert sidecar.tracker.identity is not None
+    assert sidecar.durable_id is None
+    for page in (*life, *[Page(0)] * (2 * int(PATIENCE_SEC))):
+        sidecar.see(page)
+    assert sidecar.durable_id == shown_id(life[-1])
+    assert sidecar.tracker.restarts == 0
