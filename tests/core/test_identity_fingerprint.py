@@ -11,6 +11,7 @@ from virtual_shell import VirtualShell
 from enginewatch.core.exposition import parse_series
 from enginewatch.core.fingerprint import DurationSeries, fingerprint_id
 from enginewatch.core.identity import HASTY, PATIENCE_SEC, STRAYS, Change, IdentityTracker
+from enginewatch.core.settings import Settings
 from enginewatch.engines import PROFILES
 from enginewatch.engines.sglang import PROFILE
 
@@ -283,6 +284,19 @@ def test_a_replacement_of_an_idle_engine_resets_the_verdict() -> None:
     assert (identity.engine_id, identity.restarts) == (fingerprint_id(194.0), 1)
     control = VirtualShell(ScriptedSGLang(), kind="sglang").run(120)
     assert "replaced" not in control.states, "all else on its pages stays as it was"
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_after_an_outage_a_process_that_does_not_tell_who_it_is_has_its_warm_up(tells: bool) -> None:
+    engine = with_durations(ScriptedSGLang(), 193.1)
+    engine.at(801, lambda e: e.fail("refused"))
+    engine.at(816, lambda e: setattr(e.restart().hang(), "extra", e.extra if tells else {}))
+    shell = VirtualShell(engine, Settings(stall_sec=30, warmup_sec=600), kind="sglang").run(870)
+    assert shell.watch.restarts == 0
+    assert shell.watch.identity is not None
+    assert shell.watch.identity.engine_id == fingerprint_id(193.1)
+    assert bool(shell.acted()) == tells, "the control: the same process has had its warm-up"
+    assert shell.state.startswith("warmup-") != tells
 
 
 @pytest.mark.parametrize("kind", ["sglang", "auto"])

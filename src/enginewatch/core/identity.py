@@ -121,6 +121,11 @@ class IdentityTracker:
         """Whether there was a page of any process, identified or not."""
         return self._met_at is not None
 
+    @property
+    def suspects_replacement(self) -> bool:
+        """Whether another process may answer than the one whose id stands, and no page has told yet."""
+        return self._suspects
+
     def refused(self) -> None:
         """A poll found nobody listening."""
         self._refused_in_a_row += 1

@@ -397,7 +397,8 @@ class Watch:
             )
         if news is not None or change is Change.REPLACED:
             self._kv.page_taken(begun, replaced=change is Change.REPLACED, confirmed=self._names_another(known))
-        if change is Change.REPLACED or (gone and change is Change.SAME and news is None):
+        unknown = news is None or self._identity.suspects_replacement
+        if change is Change.REPLACED or (gone and change is Change.SAME and unknown):
             self._replaced(page, t, begun, counted=change is Change.REPLACED)
             return
         if gone:
