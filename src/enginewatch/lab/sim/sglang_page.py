@@ -40,9 +40,9 @@ class SglangPage:
         self._pids: dict[str, int] = {}
         self._told_cpu: dict[str, float] = {}
         self._cpu_due = 0.0
-        # Durations of this start, to the millisecond: no two processes share all of them.
+        # Durations of this start, to the nanosecond: no two processes share one.
         self._phases = {
-            phase: round(base * random.uniform(0.8, 1.2), 3)
+            phase: round(base * random.uniform(0.8, 1.2), 9)
             for phase, base in (
                 ("load_weight", 190.0),
                 ("kv_cache_allocation", 0.4),
