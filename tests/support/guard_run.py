@@ -1,6 +1,7 @@
 """Runs the guard as an operator's pod does: a process of its own, configured by environment, judged by what it leaves.
 
-The interpreter is as bare as a router image's may be (-I -S: no site packages, no PYTHON* variables).
+The interpreter is as bare as a router image's may be (-I -S: no site packages, no PYTHON* variables). It may be another
+than the tests' own: GUARD_TEST_PYTHON=/usr/bin/python3.9 make test ARGS=tests/guard
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from island import Island
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = [
-    sys.executable,
+    os.environ.get("GUARD_TEST_PYTHON", sys.executable),
     "-I",
     "-S",
     "-c",
