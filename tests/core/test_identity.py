@@ -1,9 +1,12 @@
-"""Which process answers, and is it another one? The two sources there are so far."""
+"""Which process answers, and is it another one? By its start time, and where nothing names it."""
 
 from __future__ import annotations
 
+import pytest
+from virtual_shell import ScriptedEngine, VirtualShell
+
 from enginewatch.core.events import Scraped, ScrapeFailed
-from enginewatch.core.identity import Change, IdentityTracker
+from enginewatch.core.identity import PATIENCE_SEC, Change, Identity, IdentityTracker, tell_source
 from enginewatch.core.settings import Settings
 from enginewatch.core.verdict import Watch
 from enginewatch.engines import PROFILES
@@ -204,3 +207,53 @@ def test_it_renews_an_observed_id_of_an_idle_engine() -> None:
     page(tracker)
     assert tracker.page(None, fell=False, rose=False, now=0.0, told_elsewhere=True) is Change.REPLACED
     assert (engine_id(tracker), restarts(tracker)) == ("obs-1-2", 1)
+
+
+# --- what the log says of the source --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start_time", "level", "says"),
+    [(None, "warning", "--api-server-count 1"), (1000.0, "info", "its own start time")],
+)
+def test_the_first_source_is_logged_and_observed_warns_and_names_the_remedy(
+    start_time: float | None, level: str, says: str
+) -> None:
+    shell = VirtualShell(ScriptedEngine(start_time=start_time).busy()).run(60)
+    told = [log for log in shell.logs if "source" in log.fields]
+    assert [log.level for log in told] == [level], "once"
+    assert says in told[0].event
+
+
+def test_a_source_that_changes_is_logged_again() -> None:
+    engine = ScriptedEngine(start_time=None).busy().at(42, lambda e: setattr(e, "start_time", 1000.0))
+    shell = VirtualShell(engine).run(100)
+    assert [log.fields["source"] for log in shell.logs if "source" in log.fields] == ["observed", "process_start_time"]
+    assert shell.watch.restarts == 0
+
+
+def test_no_engine_is_observed_without_a_word_on_what_would_help() -> None:
+    for profile in PROFILES.values():
+        level, sentence = tell_source(Identity("obs-1-1", "observed", None, 0.0, 0), profile.how_to_be_named)
+        assert level == "warning"
+        assert sentence.endswith(profile.how_to_be_named or "Nothing makes this engine's page name its process.")
+
+
+# --- a page that does not name the process --------------------------------------------------------------------------
+
+
+def test_a_name_stands_where_counters_fall_on_a_page_without_it() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    assert page(tracker, None, fell=True, now=1.0) is Change.SAME
+    assert page(tracker, 1000.0, now=2.0) is Change.SAME
+    assert page(tracker, None, now=2.0 + 2 * PATIENCE_SEC) is Change.SAME
+    assert engine_id(tracker) == "pst-1000.00"
+
+
+def test_until_no_page_has_named_it_for_a_minute() -> None:
+    tracker = IdentityTracker(1)
+    page(tracker, 1000.0)
+    page(tracker, None, fell=True, now=1.0)
+    assert page(tracker, None, now=1.0 + PATIENCE_SEC) is Change.REPLACED
+    assert (engine_id(tracker), restarts(tracker)) == ("obs-1-1", 1)
