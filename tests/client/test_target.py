@@ -81,3 +81,15 @@ def test_a_metrics_path_that_is_none_is_refused(given: str) -> None:
 
 async def test_a_missing_key_file_does_not_stop_the_client_from_being_made() -> None:
     EngineClient(Target.parse("http://engine", api_key_file="/nowhere/key", ca_file="/nowhere/ca"))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://127.9.9.9", "[::1]:8000", "http://LocalHost:8000/v"])
+def test_an_engine_on_the_same_host_is_known_as_one(url: str) -> None:
+    assert Target.parse(url).is_loopback
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.1.2.3:8000", "http://engine:8000", "[fd00::1]:8000", "http://localhost.example"]
+)
+def test_an_engine_elsewhere_is_not_taken_for_one_on_the_same_host(url: str) -> None:
+    assert not Target.parse(url).is_loopback

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from enginewatch.client.canary import CanaryReport, send_canary
@@ -70,6 +71,15 @@ class Target:
             api_key_file=api_key_file or None,
             ca_file=ca_file or None,
         )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the engine is on the sidecar's own host: there nothing but the engine can refuse a connection."""
+        host = urlsplit(self.url).hostname or ""
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
 
 
 class EngineClient:

@@ -127,7 +127,7 @@ def still_holds(core: Core, now: Conditions) -> bool:
 
 def is_busy(core: Core, now: Conditions) -> bool:
     """Whether the last page says that the core has work. Raises suspicion, never clears it."""
-    return bool(
+    return not core.doubts_load and bool(
         (core.running(now.page) or 0) > 0 or (core.waiting(now.page, without_deferred=now.disaggregated) or 0) > 0
     )
 

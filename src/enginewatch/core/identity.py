@@ -6,7 +6,9 @@ Three sources:
     - `startup_fingerprint`: how long the start took, of an engine that tells that and no start time (`fingerprint.py`).
       Durable as well, once the anchor is on the page.
     - `observed`: nothing on the page names the process. The sidecar mints an id and renews it when counters fall, or
-      when nobody listened on two polls in a row and no counter is higher on the page that follows.
+      when nobody listened on two polls in a row and no counter is higher on the page that follows. On the sidecar's own
+      host counters do not matter then: nothing stands between that could have refused, and where a process left its
+      values behind, the next one's page begins higher than the last one that was read.
 
 A durable id is made of what one page says and of nothing else. So it cannot change while that value stands, and a
 sidecar that has just started makes the same of it. A page that does not name the process changes no durable id by
@@ -92,7 +94,8 @@ class _Former:
 class IdentityTracker:
     """Follows the identity over the pages of one engine."""
 
-    def __init__(self, watcher_started_ms: int) -> None:
+    def __init__(self, watcher_started_ms: int, *, is_loopback: bool = False) -> None:
+        self._is_loopback = is_loopback
         self._watcher_started_ms = watcher_started_ms
         self._minted = 0
         self._refused_in_a_row = 0
@@ -214,7 +217,7 @@ class IdentityTracker:
         # Counters and refusals alone decide where nothing tells the process: elsewhere registries are reset.
         blank = self._awaits_name and start_time is None
         replaced = another or (told_elsewhere and not first)
-        if (fell or (gone and not rose)) and not (first or replaced or agrees):
+        if (fell or (gone and (self._is_loopback or not rose))) and not (first or replaced or agrees):
             replaced = blank or not self._stands
             self._suspects = self._suspects or (not replaced and start_time is None)
         if self.names_process:

@@ -159,6 +159,7 @@ class Core:
         "_carry_counter",
         "_carry_gauge",
         "_deferred",
+        "_first_load",
         "_leg_series",
         "_legs_seen",
         "_longest_step_sec",
@@ -175,6 +176,7 @@ class Core:
         "counter_page",
         "counter_poll",
         "counter_proof_at",
+        "doubts_load",
         "failed_begun",
         "failed_ended",
         "fell_poll",
@@ -232,6 +234,9 @@ class Core:
         self.polls_absent = 0
         self.busy_since: float | None = None
         """Since when every page that told said that the core has work; None when the last one that told said no."""
+        self.doubts_load = False
+        """What the page says of the load may be a dead process's last word, until it says something else."""
+        self._first_load: tuple[float | None, float | None] | None = None
         self.canary_due = False
         self._carry_counter = self._carry_gauge = False
         self._leg_series = self._legs_seen = self._polls_partial = 0
@@ -263,6 +268,12 @@ class Core:
     def note_busy(self, page: int, t: float, *, without_deferred: bool) -> None:
         """Take in what a page says of the load. A gauge that is absent is not busy, but ends nothing either."""
         running, waiting = self.running(page), self.waiting(page, without_deferred=without_deferred)
+        if self.doubts_load:
+            if self._first_load is None:
+                self._first_load = (running, waiting)
+            self.doubts_load = self._first_load == (running, waiting) and not self.moved_leg
+            if self.doubts_load:
+                return
         if (running or 0) > 0 or (waiting or 0) > 0:
             if self.busy_since is None:
                 self.busy_since = t

@@ -455,6 +455,7 @@ class Watch:
         self._ledger.forget()
         if page is not None:
             self._ledger.take(page.samples, t, begun, self._polls, recheck=page.recheck)
+        self._doubt_load()
         self._blind = Blindness()
         self._rest = Rest()
         self._rested = False
@@ -467,6 +468,17 @@ class Watch:
                 "warning", "the engine was replaced by another process", **named, restarts=self._identity.restarts
             )
         self._new_process(t)
+
+    def _doubt_load(self) -> None:
+        """Several processes write files for one page, and where these outlive them it shows a dead one's gauges.
+
+        They stand until the new process has work of its own: on an idle one, for ever. A registry of one process, which
+        tells its start time, lives and dies with it.
+        """
+        identity = self._identity.identity
+        if identity is None or identity.source != "process_start_time":
+            for core in self._ledger.cores.values():
+                core.doubts_load = True
 
     def _new_process(self, t: float) -> None:
         """The first answer of a process: warm-up begins, the arming canary goes out, and it is asked who it is."""

@@ -53,12 +53,12 @@ class _Life:
     unix_offset: float = field(default_factory=lambda: time.time() - time.monotonic())
     identity: IdentityTracker | None = None
 
-    def identity_tracker(self) -> IdentityTracker:
-        """The one there is, or a new one."""
+    def identity_tracker(self, *, is_loopback: bool) -> IdentityTracker:
+        """The one there is, or a new one; `is_loopback`: the engine is on this host."""
         from enginewatch.core.identity import IdentityTracker
 
         if self.identity is None:
-            self.identity = IdentityTracker(round((self.started_at + self.unix_offset) * 1000))
+            self.identity = IdentityTracker(round((self.started_at + self.unix_offset) * 1000), is_loopback=is_loopback)
         return self.identity
 
 
@@ -198,6 +198,7 @@ async def _watch(options: Options, sock: socket.socket, journal: Journal, life: 
 
 
 def _judge(options: Options, settings: Settings, now: float, life: _Life, *, follows_log: bool) -> Watch | None:
+    from enginewatch.client.target import Target
     from enginewatch.core.verdict import Watch
     from enginewatch.engines import PROFILES
 
@@ -209,7 +210,7 @@ def _judge(options: Options, settings: Settings, now: float, life: _Life, *, fol
         role=options.engine_role or None,
         json_statistics=options.trtllm_json_stats,
         log_channel=follows_log,
-        identity=life.identity_tracker(),
+        identity=life.identity_tracker(is_loopback=Target.parse(options.engine_url).is_loopback),
         now=now,
     )
 
