@@ -17,7 +17,8 @@ SINGLE = [
     "vllm-0.32.0-single-hung-while-decoding",
     "vllm-0.32.0-single-paused-request-pending",
 ]
-MULTIPROCESS = ["vllm-0.32.0-api2-after", "vllm-0.32.0-api2-enginecore-stopped"]
+KEPT_DIR = ["vllm-0.32.0-api2-kept-dir-before-kill", "vllm-0.32.0-api2-kept-dir-after-kill"]
+MULTIPROCESS = ["vllm-0.32.0-api2-after", "vllm-0.32.0-api2-enginecore-stopped", *KEPT_DIR]
 TWO_CORES = ["vllm-0.32.0-dp2-api2-idle", "vllm-0.32.0-dp2-api2-decoding", "vllm-0.32.0-dp2-api2-engine0-hung"]
 # With several API servers a gauge appears with its core's first step.
 GAUGELESS = ["vllm-0.32.0-dp2-api2-idle"]
@@ -106,6 +107,14 @@ def test_one_api_server_tells_its_start(load: Load, name: str) -> None:
 @pytest.mark.parametrize("name", MULTIPROCESS + TWO_CORES)
 def test_several_api_servers_tell_no_start(load: Load, name: str) -> None:
     assert load(name).find(PROFILE, PROFILE.start_time) == []
+
+
+def test_a_directory_that_outlives_the_process_shows_the_dead_ones_values(load: Load) -> None:
+    """As sum of the old process's files and the new one's; by counters alone the old one has gone on working."""
+    before, after = (load(name) for name in KEPT_DIR)
+    [last], [first] = (page.legs(PROFILE)["generation_tokens"] for page in (before, after))
+    assert (last.value, first.value) == (366, 375)
+    assert before.values(PROFILE, PROFILE.running) == after.values(PROFILE, PROFILE.running) == {"0": 3}
 
 
 def test_requests_deferred_for_a_partner_are_told_apart(load: Load) -> None:

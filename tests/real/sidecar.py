@@ -62,6 +62,7 @@ class SidecarProcess:
         directory: Path,
         settings: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        port: int = 0,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._config = directory / "config.json"
@@ -71,7 +72,7 @@ class SidecarProcess:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "enginewatch", "watch", "--engine-url", engine_url),
-                *("--listen", "127.0.0.1:0", "--config-file", str(self._config)),
+                *("--listen", f"127.0.0.1:{port}", "--config-file", str(self._config)),
             ],
             env=inherited | ENVIRONMENT | dict(environment or {}),
             stdin=subprocess.DEVNULL,
@@ -85,6 +86,7 @@ class SidecarProcess:
         self._threads[0].start()
         try:
             self.url = self._wait_url()
+            self.port = int(self.url.rpartition(":")[2])
         except BaseException:
             self._process.kill()
             self._process.wait()

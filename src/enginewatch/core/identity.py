@@ -92,7 +92,12 @@ class _Former:
 
 
 class IdentityTracker:
-    """Follows the identity over the pages of one engine."""
+    """Follows the identity over the pages of one engine.
+
+    Args:
+        watcher_started_ms: unix time in milliseconds, part of `observed` identities.
+        is_loopback: the engine is on the sidecar's own host.
+    """
 
     def __init__(self, watcher_started_ms: int, *, is_loopback: bool = False) -> None:
         self._is_loopback = is_loopback
