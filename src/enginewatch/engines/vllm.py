@@ -134,8 +134,9 @@ PROFILE = Profile(
     owners=("vllm",),
     version_paths=(("/version", "version"),),
     how_to_get_metrics="Start vLLM without --disable-log-stats: with it the page has no vllm: series at all.",
-    how_to_be_named="Start one API server (--api-server-count 1) where a router depends on the identity; for a prefill "
-    "worker with Mooncake at least name its bootstrap server in IDENTITY_KV_BOOTSTRAP_URL.",
+    how_to_be_named="Where a router depends on the identity, start one API server (--api-server-count 1) and leave "
+    "PROMETHEUS_MULTIPROC_DIR unset; for a prefill worker with Mooncake at least name its bootstrap server in "
+    "IDENTITY_KV_BOOTSTRAP_URL.",
     how_to_tell_a_pause="Where engines are paused (RL), start vLLM with VLLM_SERVER_DEV_MODE=1 on an address that only "
     "the sidecar reaches, or use mode: shadow.",
 )
