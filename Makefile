@@ -15,7 +15,7 @@ PIP := PIP_CONSTRAINT=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m
 .PHONY: help install demo guard test test-real lint format bench side-by-side lock clean
 
 help:
-	@echo "make demo       a simulated engine hangs and recovers under the sidecar's eyes"
+	@echo "make demo       a simulated engine hangs and is replaced, and the sidecar and a router's guard see it"
 	@echo "make guard      the router's guard as one file, dist/enginewatch-guard.pyz; any Python from 3.9 on builds it"
 	@echo "make test       the tests (minutes; no root, no real engine)"
 	@echo "make test-real  the tests against the real vLLM, llama.cpp and routers on this CPU (the first time, installs"

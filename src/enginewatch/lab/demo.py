@@ -114,7 +114,7 @@ async def _play(options: DemoOptions, results: list[bool]) -> None:
     from enginewatch.lab.demo_view import LiveView, PlainView, Progress, View, wants_picture, write_svg
 
     part = PARTS[options.engine]
-    async with Stage(part, options.hot_settings) as stage:
+    async with Stage(part, options.hot_settings, options.settings.poll_interval_sec) as stage:
         settings = options.settings
         scene = Scene(stage, settings)
         progress = Progress(
@@ -148,6 +148,8 @@ async def _play(options: DemoOptions, results: list[bool]) -> None:
 
 def _what_to_try(stage: Stage) -> str:
     rank, engine, sidecar = stage.sim.ranks[0].pid, stage.sim.url, stage.sidecar_url
+    pair = stage.pair
+    variables = " ".join(f"{name}={value}" for name, value in pair.environment.items())
     return f"""
 Left running until Ctrl-C, with 4 clients.
   engine   {engine}   front end {stage.sim.pid}, rank {rank}
@@ -159,6 +161,14 @@ Left running until Ctrl-C, with 4 clients.
   enginewatch why {sidecar}       every witness, and what would flip the verdict
   enginewatch doctor {engine}    the engine, seen from outside
   curl -X POST {engine}/_sim/crash -d '{{"down_sec": 3, "load_sec": 10}}'
+
+  router   {pair.url}   process {pair.router.pid}, its log and the guard's: {pair.router.log}
+  prefill  {pair.prefill.url}   sidecar {pair.prefill_sidecar.url}
+  decode   {pair.decode.url}   sidecar {pair.decode_sidecar.url}
+
+  curl {pair.url}/v1/completions -H 'Content-Type: application/json' -d '{{"prompt": "Test"}}'
+  curl -X POST {pair.prefill.url}/_sim/restart -d '{{}}'       another process at the same address
+  {variables} enginewatch guard live; echo $?
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tempfile
@@ -14,8 +13,9 @@ from typing import Any
 from enginewatch.lab.demo_cast import Part
 from enginewatch.lab.demo_clients import Clients
 from enginewatch.lab.demo_eyes import Eyes
-from enginewatch.lab.demo_tether import START_SEC, Sidecar, StageError
-from enginewatch.lab.sim.process import SimError, SimProcess
+from enginewatch.lab.demo_pair import Pair, serving
+from enginewatch.lab.demo_tether import Sidecar, StageError
+from enginewatch.lab.sim.process import SimProcess
 
 MODEL = "simulated-model"
 
@@ -26,14 +26,17 @@ class Stage:
     Args:
         part: the engine's part in the story.
         hot_settings: the sidecar's configuration file, as JSON data.
+        poll_sec: poll interval of the second act's sidecars.
     """
 
-    def __init__(self, part: Part, hot_settings: Mapping[str, Any]) -> None:
+    def __init__(self, part: Part, hot_settings: Mapping[str, Any], poll_sec: float) -> None:
         self.part = part
         self._hot_settings = hot_settings
+        self._poll_sec = poll_sec
         self._directory: Path | None = None
         self.sim = SimProcess(part.engine, model=MODEL, **part.options)
         self.sidecar: Sidecar
+        self.pair: Pair
         self.clients: Clients
         self.eyes: Eyes
 
@@ -63,7 +66,7 @@ class Stage:
 
     async def close(self) -> None:
         """End everything; may be called more than once."""
-        for part in ("clients", "eyes"):
+        for part in ("clients", "eyes", "pair"):
             if hasattr(self, part):
                 await getattr(self, part).close()
         self.sim.close()
@@ -79,13 +82,13 @@ class Stage:
             self.config_file.write_text(json.dumps(dict(self._hot_settings), indent=2) + "\n")
             self.sim.start(wait=False)
             self.sidecar = Sidecar("the sidecar", self._directory / "watch.log")
+            self.pair = Pair(MODEL, self._directory, self._poll_sec)
+            self.pair.begin()
         except OSError as error:
             raise StageError(f"the demo cannot be set up: {error.strerror}: {error.filename}") from None
-        try:
-            await asyncio.to_thread(self.sim.wait_serving, 1, START_SEC)
-        except SimError as error:
-            raise StageError(f"the demo cannot be set up: {error}") from None
+        await serving(self.sim)
         await self.sidecar.watch(self.sim.url, self.config_file, self.part.environment)
+        await self.pair.start()
         self.clients = Clients(self.sim.url, MODEL)
         self.eyes = Eyes(self.sidecar_url, self.sim.url, asks_engine=self.part.asks_engine)
         self.eyes.start()

@@ -8,6 +8,7 @@ import time
 from enginewatch.core.settings import Settings
 from enginewatch.lab.demo_cast import Part
 from enginewatch.lab.demo_eyes import Look
+from enginewatch.lab.demo_pair_story import pair_story
 from enginewatch.lab.demo_scene import QUIET_STATES, NotAsExpected, Scene, Step, detect_sec, recover_sec
 
 _HOLD_SEC = 1.5
@@ -29,6 +30,7 @@ def story(part: Part, settings: Settings) -> tuple[Step, ...]:
         Step(part.resume_says, f"200 within {recover:g} s", _resume),
         Step("Crash, and a slow reload", f"away for over {stall:g} s: restarting, replaced, never 503", _crash),
         Step("kill -KILL, and another process on the same port", _IN_PLACE, _restart),
+        *pair_story(),
     )
 
 
