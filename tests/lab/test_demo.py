@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import cast
 from xml.etree import ElementTree
 
 import pytest
+from process_tree import assert_all_gone, descendants
 from terminal import terminal
 
 from enginewatch.core.settings import Settings
@@ -56,42 +56,8 @@ def wait_for_line(process: subprocess.Popen[str], beginning: str) -> None:
     for line in process.stdout:
         if line.startswith(beginning):
             return
-    raise AssertionError(f"the demo ended before it said {beginning}")
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """Process ids below a process, with their names."""
-    children: dict[int, list[int]] = {}
-    names: dict[int, str] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            head, _, tail = stat.read_text().rpartition(")")
-        except OSError:
-            continue
-        each = int(stat.parent.name)
-        names[each] = head.partition("(")[2]
-        children.setdefault(int(tail.split()[1]), []).append(each)
-    found: dict[int, str] = {}
-    waiting = list(children.get(pid, ()))
-    while waiting:
-        each = waiting.pop()
-        found[each] = names[each]
-        waiting += children.get(each, [])
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
-def assert_all_gone(pids: dict[int, str]) -> None:
-    deadline = time.monotonic() + 10
-    while left := {pid: name for pid, name in pids.items() if alive(pid)}:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.05)
+    assert process.stderr is not None
+    raise AssertionError(f"the demo ended before it said {beginning}: {process.stderr.read()}")
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
+from process_tree import assert_all_gone, descendants
 
 from enginewatch.lab.demo_pair import Answered, Probed
 from enginewatch.lab.demo_pair_story import pair_story
@@ -91,7 +95,11 @@ BOOTS, NOTHING, RESTARTS, FIRES, AGAIN = range(5)
 
 
 async def played(number: int, pair: PretendedPair) -> Result:
-    return await play(pair_story()[number], cast(Scene, PretendedScene(SimpleNamespace(pair=pair))))
+    async def set_up() -> None:
+        pass
+
+    stage = SimpleNamespace(pair=pair, second_act=set_up)
+    return await play(pair_story()[number], cast(Scene, PretendedScene(stage)))
 
 
 def restarting(**changed: Any) -> PretendedPair:
@@ -149,3 +157,33 @@ async def test_a_guard_that_fires_while_the_engine_still_loads_fails_the_step() 
     result = await played(RESTARTS, restarting(live=[FIRED], prefill=NeverBack()))
     assert not result.passed
     assert "guard live exits 1 while the prefill loads" in result.seen
+
+
+KILLED_IN_THE_SECOND_ACT = """
+import asyncio, sys
+from pathlib import Path
+from enginewatch.lab.demo_pair import Pair
+
+async def main():
+    pair = Pair("simulated-model", Path(sys.argv[1]), 0.5)
+    await pair.start()
+    pair.boot()
+    await pair.until_ready(60)
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_of_the_second_act_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_IN_THE_SECOND_ACT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            started = descendants(process.pid)
+        finally:
+            process.kill()
+    assert len(started) >= 9, "two engines of three processes each, two sidecars, a router"
+    assert_all_gone(started)

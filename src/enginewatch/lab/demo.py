@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from enginewatch.core.settings import Settings
 from enginewatch.lab.demo_cast import PARTS
+from enginewatch.lab.demo_pair import Pair
 from enginewatch.lab.demo_scene import Scene, play
 from enginewatch.lab.demo_stage import Stage
 from enginewatch.lab.demo_story import story
@@ -148,8 +149,6 @@ async def _play(options: DemoOptions, results: list[bool]) -> None:
 
 def _what_to_try(stage: Stage) -> str:
     rank, engine, sidecar = stage.sim.ranks[0].pid, stage.sim.url, stage.sidecar_url
-    pair = stage.pair
-    variables = " ".join(f"{name}={value}" for name, value in pair.environment.items())
     return f"""
 Left running until Ctrl-C, with 4 clients.
   engine   {engine}   front end {stage.sim.pid}, rank {rank}
@@ -161,13 +160,18 @@ Left running until Ctrl-C, with 4 clients.
   enginewatch why {sidecar}       every witness, and what would flip the verdict
   enginewatch doctor {engine}    the engine, seen from outside
   curl -X POST {engine}/_sim/crash -d '{{"down_sec": 3, "load_sec": 10}}'
+{_what_to_try_behind_the_router(stage.pair) if stage.pair.router.is_running else ""}"""
 
-  router   {pair.url}   process {pair.router.pid}, its log and the guard's: {pair.router.log}
+
+def _what_to_try_behind_the_router(pair: Pair) -> str:
+    variables = " ".join(f"{name}={value}" for name, value in pair.environment.items())
+    return f"""
+  router   {pair.url}   process {pair.router.pid}, its log and the guard's in {pair.router.log}
   prefill  {pair.prefill.url}   sidecar {pair.prefill_sidecar.url}
   decode   {pair.decode.url}   sidecar {pair.decode_sidecar.url}
 
   curl {pair.url}/v1/completions -H 'Content-Type: application/json' -d '{{"prompt": "Test"}}'
-  curl -X POST {pair.prefill.url}/_sim/restart -d '{{}}'       another process at the same address
+  curl -X POST {pair.prefill.url}/_sim/restart -d '{{}}'    another process at the same address
   {variables} enginewatch guard live; echo $?
 """
 

@@ -68,25 +68,21 @@ class Pair:
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start the engines, without waiting for them.
-
-        Raises:
-            OSError: a process or a file could not be had.
-        """
-        # An idle canary every few seconds is enough of this pair.
-        settings = {"poll_interval_sec": self._poll_sec, "active_probe_idle_sec": 10 * self._poll_sec, "warmup_sec": 0}
-        self._config_file.write_text(json.dumps(settings) + "\n")
-        self.run_dir.mkdir()
-        for engine in (self.prefill, self.decode):
-            engine.start(wait=False)
-
     async def start(self) -> None:
-        """Wait for the engines, and start their sidecars.
+        """Start the engines and their sidecars.
 
         Raises:
             StageError: one of them did not start.
         """
+        # An idle canary every few seconds is enough of this pair.
+        settings = {"poll_interval_sec": self._poll_sec, "active_probe_idle_sec": 10 * self._poll_sec, "warmup_sec": 0}
+        try:
+            self._config_file.write_text(json.dumps(settings) + "\n")
+            self.run_dir.mkdir()
+            for engine in (self.prefill, self.decode):
+                engine.start(wait=False)
+        except OSError as error:
+            raise StageError(f"the second act cannot be set up: {error.strerror}: {error.filename}") from None
         self._session = aiohttp.ClientSession()
         for sidecar, engine, role in (
             (self.prefill_sidecar, self.prefill, "prefill"),

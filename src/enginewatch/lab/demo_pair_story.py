@@ -30,6 +30,7 @@ def pair_story() -> tuple[Step, ...]:
 
 
 async def _boots(scene: Scene) -> str:
+    await scene.stage.second_act()
     pair = scene.stage.pair
     if not scene.is_repeat:
         pair.boot()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import tempfile
@@ -34,6 +35,7 @@ class Stage:
         self._hot_settings = hot_settings
         self._poll_sec = poll_sec
         self._directory: Path | None = None
+        self._second_act: asyncio.Task[None] | None = None
         self.sim = SimProcess(part.engine, model=MODEL, **part.options)
         self.sidecar: Sidecar
         self.pair: Pair
@@ -64,8 +66,26 @@ class Stage:
         assert self._directory is not None
         return self._directory / "config.json"
 
+    def begin_second_act(self) -> None:
+        """Set up the second act while the first one goes on; called again, it does nothing."""
+        if self._second_act is None:
+            self._second_act = asyncio.create_task(self.pair.start())
+
+    async def second_act(self) -> None:
+        """Wait until the second act is set up.
+
+        Raises:
+            StageError: it cannot be set up here.
+        """
+        self.begin_second_act()
+        assert self._second_act is not None
+        await self._second_act
+
     async def close(self) -> None:
         """End everything; may be called more than once."""
+        if self._second_act is not None:
+            self._second_act.cancel()
+            await asyncio.gather(self._second_act, return_exceptions=True)
         for part in ("clients", "eyes", "pair"):
             if hasattr(self, part):
                 await getattr(self, part).close()
@@ -83,12 +103,10 @@ class Stage:
             self.sim.start(wait=False)
             self.sidecar = Sidecar("the sidecar", self._directory / "watch.log")
             self.pair = Pair(MODEL, self._directory, self._poll_sec)
-            self.pair.begin()
         except OSError as error:
             raise StageError(f"the demo cannot be set up: {error.strerror}: {error.filename}") from None
         await serving(self.sim)
         await self.sidecar.watch(self.sim.url, self.config_file, self.part.environment)
-        await self.pair.start()
         self.clients = Clients(self.sim.url, MODEL)
         self.eyes = Eyes(self.sidecar_url, self.sim.url, asks_engine=self.part.asks_engine)
         self.eyes.start()

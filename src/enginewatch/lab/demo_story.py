@@ -230,6 +230,7 @@ async def _crash(scene: Scene) -> str:
 
 
 async def _restart(scene: Scene) -> str:
+    scene.stage.begin_second_act()  # this step mostly waits
     await scene.under_load()
     before = await scene.stage.eyes.engine()
     since = time.monotonic()

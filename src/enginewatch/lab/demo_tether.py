@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-START_SEC = 30.0
+START_SEC = 90.0
+"""A second or two on a machine that has them."""
 _END_SEC = 5.0
 _INHERITED = ("PATH", "HOME", "TMPDIR", "LANG", "VIRTUAL_ENV")
 _INHERITED_PREFIXES = ("PYTHON", "LD_", "LC_")
@@ -45,6 +46,11 @@ class Tethered:
         """Process id of the latest start."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start `python -m enginewatch ARGUMENTS`. On the main thread: the tether is to the thread that starts it.
