@@ -96,7 +96,7 @@ BOOTS, NOTHING, RESTARTS, FIRES, AGAIN = range(5)
 
 async def played(number: int, pair: PretendedPair) -> Result:
     async def set_up() -> None:
-        pass
+        pair.boot()
 
     stage = SimpleNamespace(pair=pair, second_act=set_up)
     return await play(pair_story()[number], cast(Scene, PretendedScene(stage)))

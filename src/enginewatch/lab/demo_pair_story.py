@@ -10,7 +10,7 @@ from enginewatch.lab.demo_scene import NotAsExpected, Scene, Step
 
 _SOON_SEC = 10.0
 """A request that goes through takes a fraction of a second; a stuck one, 540 s."""
-_STUCK_SEC = 2.0
+_STUCK_SEC = 1.5
 _TICKS = 3
 
 
@@ -32,8 +32,6 @@ def pair_story() -> tuple[Step, ...]:
 async def _boots(scene: Scene) -> str:
     await scene.stage.second_act()
     pair = scene.stage.pair
-    if not scene.is_repeat:
-        pair.boot()
     took = await _serves(scene)
     prefill, decode = (pair.snapshot(role).split("|")[-1] for role in ("prefill", "decode"))
     return f"prefill {prefill}, decode {decode}; a request took {took:.1f} s"
@@ -49,7 +47,7 @@ async def _prefill_restarts(scene: Scene) -> str:
     before = await pair.prefill_engine()
     port = pair.prefill.port
     starts = pair.prefill.starts
-    load = 2 * scene.poll_sec
+    load = scene.poll_sec
     await asyncio.to_thread(pair.prefill.restart, load)
     probed = await pair.probe("live")
     if probed.code != 0 and pair.prefill.starts == starts:

@@ -67,9 +67,13 @@ class Stage:
         return self._directory / "config.json"
 
     def begin_second_act(self) -> None:
-        """Set up the second act while the first one goes on; called again, it does nothing."""
+        """Set up the second act while the first one goes on: its router boots. Called again, it does nothing."""
         if self._second_act is None:
-            self._second_act = asyncio.create_task(self.pair.start())
+            self._second_act = asyncio.create_task(self._set_second_act())
+
+    async def _set_second_act(self) -> None:
+        await self.pair.start()
+        self.pair.boot()
 
     async def second_act(self) -> None:
         """Wait until the second act is set up.
