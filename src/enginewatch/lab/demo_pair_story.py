@@ -6,9 +6,9 @@ import asyncio
 import time
 
 from enginewatch.lab.demo_pair import Pair
-from enginewatch.lab.demo_scene import NotAsExpected, Scene, Step
+from enginewatch.lab.demo_scene import START_SEC, NotAsExpected, Scene, Step
 
-_SOON_SEC = 10.0
+_SOON_SEC = 30.0
 """A request that goes through takes a fraction of a second; a stuck one, 540 s."""
 _STUCK_SEC = 1.5
 _TICKS = 3
@@ -52,7 +52,7 @@ async def _prefill_restarts(scene: Scene) -> str:
     probed = await pair.probe("live")
     if probed.code != 0 and pair.prefill.starts == starts:
         raise NotAsExpected(f"guard live exits {probed.code} while the prefill loads: {probed.line}")
-    deadline = time.monotonic() + load + 15 + 4 * scene.poll_sec
+    deadline = time.monotonic() + load + START_SEC
     while (after := await pair.prefill_engine()).get("engine_id") in (before["engine_id"], None):
         if time.monotonic() > deadline:
             raise NotAsExpected(f"/engine still names {after.get('engine_id', 'nobody')}")
@@ -102,7 +102,7 @@ async def _serves(scene: Scene) -> float:
         NotAsExpected: it is not ready in time, or the request is not answered.
     """
     pair = scene.stage.pair
-    probed = await pair.until_ready(15 + 2 * scene.poll_sec)
+    probed = await pair.until_ready(START_SEC)
     if probed.code != 0:
         raise NotAsExpected(f"guard ready exits {probed.code}: {probed.line}")
     answered = await pair.request(_SOON_SEC)

@@ -21,6 +21,8 @@ from enginewatch.lab.sim.process import SimError
 QUIET_STATES = frozenset({"stall-active-ok", "growing", "freeze-grace", "baseline"})
 _SLACK_SEC = 1.0
 """What the bounds allow for a busy machine."""
+START_SEC = 60.0
+"""How long processes may take to start, a second on a machine that has it: no step is about that."""
 _STOOD_STILL_SEC = 1.0
 _SILENT_LOOKS = 2
 """So many looks in a row without an answer are a failure: one is a machine that is busy, as for a kubelet."""

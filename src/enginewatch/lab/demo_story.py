@@ -10,7 +10,7 @@ from enginewatch.core.settings import Settings
 from enginewatch.lab.demo_cast import Part
 from enginewatch.lab.demo_eyes import Look
 from enginewatch.lab.demo_pair_story import pair_story
-from enginewatch.lab.demo_scene import QUIET_STATES, NotAsExpected, Scene, Step, detect_sec, recover_sec
+from enginewatch.lab.demo_scene import QUIET_STATES, START_SEC, NotAsExpected, Scene, Step, detect_sec, recover_sec
 
 _HOLD_SEC = 1.2
 """How long what was reached must hold, and can be seen."""
@@ -208,7 +208,7 @@ async def _crash(scene: Scene) -> str:
         since=since,
         within_sec=3 + 2 * scene.poll_sec + scene.part.slower_sec,
     )
-    after = await _another(scene, before, within_sec=down + load + 10 + 2 * scene.poll_sec + scene.part.slower_sec)
+    after = await _another(scene, before, within_sec=down + load + START_SEC)
     back = await scene.until(
         lambda look: look.state not in ("restarting", ""), "back", since=gone.at, within_sec=scene.patience_sec
     )
