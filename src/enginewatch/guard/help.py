@@ -36,7 +36,7 @@ In a pod, with the file in a volume at /guard:
       exec: {command: [python3, -I, -S, /guard/enginewatch-guard.pyz, ready]}
       periodSeconds: 10
       timeoutSeconds: 6         # more than GUARD_DEADLINE_SEC; Kubernetes' default of 1 fails every slow tick
-      failureThreshold: 600     # 100 minutes: longer than GUARD_BUDGET_SEC
+      failureThreshold: 660     # 110 minutes: longer than GUARD_BUDGET_SEC and the router's own start
     livenessProbe:
       exec: {command: [python3, -I, -S, /guard/enginewatch-guard.pyz, live]}
       periodSeconds: 10
