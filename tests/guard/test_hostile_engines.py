@@ -208,7 +208,7 @@ def test_no_proxy_of_the_environment_is_asked(guard: Guard, fleet: Fleet) -> Non
 def test_256_engines_are_judged_under_the_deadline_though_some_are_black_holes(guard: Guard, fleet: Fleet) -> None:
     prefill = fleet.role(*(f"127.0.2.{number}" for number in range(128)))
     decode = fleet.role(*(f"127.0.3.{number}" for number in range(128)))
-    guard.between(prefill, decode).booted()
+    guard.between(prefill, decode).recorded(prefill.lines(), decode.lines())
     everyone = [*prefill.engines.values(), *decode.engines.values()]
     for number, engine in enumerate(everyone):
         if number % 8 == 0:

@@ -155,7 +155,7 @@ def test_live_keeps_the_router_whatever_its_flags(guard: Guard) -> None:
         assert result.line, (name, result)
 
 
-@pytest.mark.parametrize("name", ["pd router", "pd-röuter", "pd\nrouter", "pd'router\"$HOME", "-pd", "pd\udcffrouter"])
+@pytest.mark.parametrize("name", ["-pd röuter", "pd\nrouter'\"$HOME", "pd\udcffrouter"])
 def test_a_run_directory_of_any_name_works(guard: Guard, name: str) -> None:
     run_dir = {"GUARD_RUN_DIR": str(guard.directory / name)}
     guard.booted(**run_dir)
