@@ -13,7 +13,7 @@ from scripted_sglang import ScriptedSGLang
 from virtual_shell import ScriptedEngine, VirtualShell
 
 from enginewatch.core.events import CanaryDone, EngineDescribed, Log, Outcome
-from enginewatch.core.role import role_on_page
+from enginewatch.core.role import WorkerRole, role_on_page
 from enginewatch.core.settings import Settings
 from enginewatch.engines import PROFILES
 from enginewatch.engines.profile import ROLES, Role, ToldRole
@@ -312,3 +312,13 @@ def test_the_role_stands_in_a_label_of_sglangs_series(labels: list[str], role: T
     page = {f"sglang:token_usage{{{one}}}": 0.1 for one in labels}
     assert role_on_page(page, SGLANG) == role
     assert role_on_page(page, PROFILES["vllm"]) is None
+
+
+def test_a_page_with_another_series_is_looked_at_anew() -> None:
+    worker = WorkerRole(None)
+    page = {'sglang:token_usage{engine_type="decode"}': 0.1}
+    assert worker.on_page(page, SGLANG) == worker.on_page(page | {next(iter(page)): 0.2}, SGLANG) == "decode"
+    page['sglang:token_usage{engine_type="prefill"}'] = 0.1
+    assert worker.on_page(page, SGLANG) == "dynamic"
+    assert worker.on_page(page, PROFILES["vllm"]) is None
+    assert worker.on_page({}, SGLANG) is None

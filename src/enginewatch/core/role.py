@@ -52,8 +52,18 @@ class WorkerRole:
         self._on_page: ToldRole | None = None
         self._described: ToldRole | None = None
         self._matters = False
+        self._read: tuple[frozenset[str], Profile, ToldRole | None] | None = None
         self.told: ToldRole | None = None
         """The engine's own word; that of the process before until the one that answers now has spoken."""
+
+    def on_page(self, samples: Mapping[str, float], profile: Profile) -> ToldRole | None:
+        """`role_on_page`, which is looked for once on pages that have the same series."""
+        if profile.role_words is None:
+            return None
+        read = self._read
+        if read is None or read[1] is not profile or read[0] != samples.keys():
+            self._read = read = (frozenset(samples), profile, role_on_page(samples, profile))
+        return read[2]
 
     @property
     def is_given(self) -> bool:

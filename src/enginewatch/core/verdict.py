@@ -55,7 +55,7 @@ from enginewatch.core.kv_engines import KvEngines, KvNews
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
 from enginewatch.core.reach import Reach, is_an_answer, is_unasked
 from enginewatch.core.rest import DOUBT_SEC, Rest
-from enginewatch.core.role import WorkerRole, role_on_page
+from enginewatch.core.role import WorkerRole
 from enginewatch.core.settings import Settings
 from enginewatch.core.states import EVERYDAY, HUNG, RANK, WARNED_OF, Finding
 from enginewatch.core.statistics import NOT_READ
@@ -279,7 +279,7 @@ class Watch:
         if len(self._ledger.durations) != series or self._ledger.durations is not durations:
             said = self._ledger.durations.on(event.samples)  # a series that joins, or everything of a new kind
         self._answered(news, event, t, begun, now, said)
-        self._hear_role(t, on_page=role_on_page(event.samples, self._ledger.profile))
+        self._hear_role(t, on_page=self._worker.on_page(event.samples, self._ledger.profile))
         for core in self._ledger.cores.values():
             core.note_busy(self._ledger.page, t, without_deferred=self.role != "agg")
         disbelief = self._rest.read(
