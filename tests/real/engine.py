@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 READY_SEC = 600
-"""Measured: 46 to 80 s idle, nearly all of it imports; more when the cores are shared."""
+"""Measured: 46 to 80 s idle, nearly all of it imports; several times that when others use the cores."""
 
 ASK_SEC = 20.0
 """How long the processes may take to end by themselves before they are killed."""

@@ -64,7 +64,7 @@ def looking(sidecar: SidecarProcess, engine: VllmProcess) -> Iterator[list[Look]
             status, body = get(f"{sidecar.url}/engine", timeout=SLOW_SEC)
             at = time.time()
             try:
-                serves = get(f"{engine.url}/metrics", timeout=5)[0] == 200
+                serves = get(f"{engine.url}/metrics", timeout=SLOW_SEC)[0] == 200
             except OSError:
                 serves = False
             looks.append(Look(at, status, json.loads(body), serves))
@@ -168,7 +168,7 @@ class Router:
         done = self._guard("live")
         assert done.stderr == ""
         try:
-            healthy = get(f"{self._engine.url}/health", timeout=5)[0] == 200
+            healthy = get(f"{self._engine.url}/health", timeout=SLOW_SEC)[0] == 200
         except OSError:
             healthy = False
         return Tick(done.returncode, done.stdout, healthy)
@@ -234,6 +234,17 @@ def process(engine: VllmProcess, said: dict[str, Any]) -> Process:
     return Process(said, page_start(engine), started_at(engine.pid))
 
 
+@contextlib.contextmanager
+def left_ready(engine: VllmProcess) -> Iterator[None]:
+    """Others use this engine after us, also where something fails half-way."""
+    try:
+        yield
+    except BaseException:
+        engine.restart()
+        engine.wait_ready()
+        raise
+
+
 @pytest.fixture(scope="module")
 def in_place(vllm: VllmProcess, tmp_path_factory: pytest.TempPathFactory) -> InPlace:
     directory = tmp_path_factory.mktemp("in-place")
@@ -243,7 +254,8 @@ def in_place(vllm: VllmProcess, tmp_path_factory: pytest.TempPathFactory) -> InP
         started_with = router.boot()
         snapshots = {role: router.snapshot(role) for role in ("prefill", "decode")}
         healthy = router.live()
-    with SidecarProcess(vllm.url, directory / "second", port=sidecar.port) as sidecar:
+    second = SidecarProcess(vllm.url, directory / "second", port=sidecar.port)
+    with second as sidecar, left_ready(vllm):
         watched_anew = identified(sidecar)
         sidecar_restarted = router.live()
         with looking(sidecar, vllm) as looks, router.ticking() as ticks:
