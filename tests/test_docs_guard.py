@@ -106,7 +106,7 @@ def tick(
         settings,
         BOOT,
         SideBySide(deadline=60.0, now=lambda: 0.0),
-        look_up=lambda name: lookup or Lookup((), "nobody is asked"),
+        look_up=lambda name, family: lookup or Lookup((), "nobody is asked"),
         who=lambda address, port, deadline: everybody[address],
         serves=lambda address, port, deadline: health,
     )

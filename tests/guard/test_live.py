@@ -5,6 +5,7 @@ The rules themselves are in tests/core/test_drift.py.
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections import Counter
@@ -43,7 +44,7 @@ class World:
     def addresses(self) -> list[str]:
         return [address for lookup in self.names.values() for address in lookup.addresses]
 
-    def look_up(self, name: str) -> Lookup:
+    def look_up(self, name: str, _: int) -> Lookup:
         self.asked["lookup", name, 0] += 1
         return self.names[name]
 
@@ -174,6 +175,18 @@ def test_where_a_role_has_no_sidecars_not_one_query_is_sent_and_growth_is_seen(w
 def test_an_address_that_two_entries_give_is_asked_once(world: World) -> None:
     assert world.tick(world.snapshots(), GUARD_PREFILL=f"{PREFILL}:8000,10.0.0.1:8000")[0] == 0
     assert world.asked["engine", "10.0.0.1", 9090] == 1
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "family"),
+    [
+        (["10.0.0.1", "10.0.0.2"], socket.AF_INET),
+        (["fd00::1"], socket.AF_INET6),
+        (["10.0.0.1", "fd00::1"], socket.AF_UNSPEC),
+    ],
+)
+def test_only_the_families_of_the_snapshot_are_looked_up(snapshot: list[str], family: int) -> None:
+    assert live.family_of(snapshot) == family
 
 
 def test_a_lookup_that_has_only_the_other_family_left_is_no_growth(world: World) -> None:

@@ -149,11 +149,7 @@ def truncated(dns: DnsServer) -> None:
     dns.tcp_answers = False
 
 
-def half_silent(dns: DnsServer) -> None:
-    dns.aaaa[PREFILL] = SILENCE
-
-
-FAULTS = [silence, servfail, nxdomain, gone, empty, truncated, half_silent]
+FAULTS = [silence, servfail, nxdomain, gone, empty, truncated]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.__name__))
@@ -169,6 +165,18 @@ def test_a_lookup_that_fails_never_fires_and_hides_nothing_of_the_other_role(
     result = service.guard.live(**quickly)
     assert result.code == 1, result
     assert "127.0.0.4" in result.line
+
+
+@pytest.mark.parametrize("fault", [SILENCE, SERVFAIL, NXDOMAIN], ids=["silence", "servfail", "nxdomain"])
+def test_a_resolver_that_loses_the_other_family_does_not_blind_the_guard(service: Service, fault: str) -> None:
+    service.dns.aaaa[PREFILL] = service.dns.aaaa[DECODE] = fault
+    result = service.guard.live()
+    assert result.code == 0
+    assert "not judged" not in result.line
+    service.prefill["127.0.0.3"].says(identity("pst-99.00"))
+    result = service.guard.live()
+    assert result.code == 1, result
+    assert "127.0.0.3" in result.line
 
 
 def test_a_hanging_lookup_ends_with_the_deadline(service: Service) -> None:

@@ -7,7 +7,8 @@ engines are, then whether a suspect serves. The first reason that holds decides;
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Optional, Union
 
 from enginewatch.core.drift import Recorded, of_known_families, suspicion
@@ -74,7 +75,7 @@ def judge(
     snapshots: Mapping[str, Mapping[str, Recorded]],
     asking: SideBySide[Answer],
     *,
-    look_up: Callable[[str], upstreams.Lookup] = upstreams.look_up,
+    look_up: Callable[[str, int], upstreams.Lookup] = upstreams.look_up,
     who: Callable[[str, int, float], upstreams.Who] = upstreams.who,
     serves: Callable[[str, int, float], str | None] = upstreams.serves,
 ) -> tuple[int, str]:
@@ -84,7 +85,7 @@ def judge(
         settings: whom to ask.
         snapshots: by role, what the boot recorded by address.
         asking: what the questions run on.
-        look_up: resolves a name.
+        look_up: resolves a name to addresses of one family, or of both.
         who: asks a sidecar who its engine is.
         serves: asks an engine's /health.
     """
@@ -92,7 +93,8 @@ def judge(
     unjudged: list[str] = []
 
     def resolve(role: Role, upstream: Upstream) -> None:
-        asking.start(lambda: Resolved(role, upstream, look_up(upstream.host)))
+        family = family_of(snapshots[role.name])
+        asking.start(lambda: Resolved(role, upstream, look_up(upstream.host, family)))
 
     def examine(role: Role, address: str, port: int) -> None:
         recorded = snapshots[role.name].get(address)
@@ -134,6 +136,16 @@ def judge(
         elif answer.unjudged:
             unjudged.append(answer.unjudged)
     return KEEP, _kept(len(seen), unjudged, asking.unanswered)
+
+
+def family_of(snapshot: Collection[str]) -> int:
+    """The one family that all addresses of a snapshot have, or AF_UNSPEC.
+
+    Only known families count, and libc waits for the answers of both before it gives one: a resolver that loses the
+    questions for IPv6 would keep every lookup beyond the deadline, and the guard blind.
+    """
+    families = {socket.AF_INET6 if ":" in address else socket.AF_INET for address in snapshot}
+    return families.pop() if len(families) == 1 else socket.AF_UNSPEC
 
 
 def _kept(engines: int, unjudged: Sequence[str], unanswered: int) -> str:

@@ -62,11 +62,16 @@ class Who(NamedTuple):
     is_old: bool = False
 
 
-def look_up(name: str) -> Lookup:
-    """Resolve a name, for as long as the system takes."""
+def look_up(name: str, family: int = socket.AF_UNSPEC) -> Lookup:
+    """Resolve a name, for as long as the system takes.
+
+    Args:
+        name: a host's name.
+        family: AF_INET or AF_INET6, to ask for addresses of one family only.
+    """
     try:
         # As bytes: a str goes through the codec for international names, which loads slowly and has its own errors.
-        found = socket.getaddrinfo(name.encode(), None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name.encode(), None, family, socket.SOCK_STREAM)
     except socket.gaierror as error:
         return Lookup((), error.strerror or str(error), error.errno not in NO_SUCH_NAME)
     except (OSError, UnicodeError) as error:
