@@ -136,11 +136,15 @@ def test_the_commands_for_people_do_load_it() -> None:
 
 
 @contextmanager
-def somebody(body: bytes = b"<html>hello</html>", delay_sec: float = 0.0) -> Iterator[str]:
-    """A web server that is neither an engine nor a sidecar."""
+def somebody(
+    body: bytes = b"<html>hello</html>", delay_sec: float = 0.0, asked: threading.Event | None = None
+) -> Iterator[str]:
+    """A web server that is neither an engine nor a sidecar. `asked` is set with the first request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if asked is not None:
+                asked.set()
             time.sleep(delay_sec)
             self.send_response(200)
             self.end_headers()
@@ -249,11 +253,12 @@ def test_why_says_so_when_nobody_answers() -> None:
 
 
 def test_ctrl_c_ends_a_command_quietly_with_130() -> None:
-    with somebody(delay_sec=20) as url:
+    asked = threading.Event()
+    with somebody(delay_sec=20, asked=asked) as url:
         process = subprocess.Popen(
             [*COMMAND_LINE, "doctor", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        time.sleep(1.5)
+        assert asked.wait(60)
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=20)
     assert (process.returncode, out, error) == (130, "", "")
