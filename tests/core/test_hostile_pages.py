@@ -85,6 +85,20 @@ def test_series_invented_for_ever_are_not_held_for_ever(filler: str, length: int
     assert len(watch._ledger._slots) < 1000
 
 
+@pytest.mark.parametrize("filler", ["x", "\U0001f600"])
+def test_neither_are_startup_durations_however_long_their_names(filler: str) -> None:
+    ledger = Ledger(PROFILES["sglang"])
+    for number in range(20):
+        page = {
+            f'sglang:startup_time_seconds{{phase="load_weight",pid="{number}-{line}",z="{filler}{"x" * 3900}"}}': 1.0
+            for line in range(120)
+        }
+        ledger.durations.on(page)
+        ledger.take(page, float(number), float(number), number, recheck=False)
+        held = {*ledger.durations._keys, *ledger.durations._keys.values()}
+        assert 0 < sum(map(sys.getsizeof, held)) < 1024 * 1024
+
+
 def test_the_story_of_an_ordinary_engine_is_told_in_full() -> None:
     watch = DirectWatch().watch
     for number in range(400):

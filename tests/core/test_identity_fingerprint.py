@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from direct_watch import DirectWatch
 from scripted_sglang import ScriptedSGLang
 from virtual_shell import VirtualShell
 
@@ -311,6 +312,25 @@ def test_it_is_not_identified_before_its_anchor_comes_and_says_what_it_waits_for
     assert identity is not None
     assert identity.engine_id == fingerprint_id(193.1)
     assert shell.watch.restarts == 0
+
+
+def test_the_pids_of_dead_processes_leave_room_for_those_that_come() -> None:
+    """A sidecar outlives many engines, and each names its series anew, now and then as one long before it did."""
+    direct = DirectWatch(kind="sglang", settings=Settings(active_probe_enabled=False))
+    t = 0.0
+    for process in range(80):
+        pids = (process % 60) * 64
+        page = {
+            f'sglang:{name}{{dp_rank="{rank}",pid="{pids + rank}",tp_rank="0"}}': 10 + process / 100 + rank
+            for name in ("engine_load_weights_time", "engine_startup_time")
+            for rank in range(16)
+        }
+        for _ in range(4):
+            t += 5.0
+            direct.page(t, {'sglang:gen_throughput{dp_rank="0",tp_rank="0"}': 0.0, **page})
+        assert direct.watch.restarts == process
+        assert direct.watch.identity is not None
+        assert direct.watch.identity.engine_id == fingerprint_id(10 + process / 100)
 
 
 def test_the_source_is_logged_when_it_changes_and_observed_warns_and_names_the_remedy() -> None:

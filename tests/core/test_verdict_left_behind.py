@@ -84,6 +84,19 @@ def test_requests_of_its_own_are(sign: str) -> None:
     assert (direct.watch.verdict.hung, direct.state) == (True, "stall-hang"), direct.reason
 
 
+@pytest.mark.parametrize("is_loopback", [True, False])
+def test_counters_that_fell_show_that_nothing_was_left_behind(is_loopback: bool) -> None:
+    """A registry of its own: the first page's load is this process's, and it hangs at its first requests."""
+    direct, own = watching(is_loopback=is_loopback), page("after-kill")
+    replaced(direct)
+    own = {series: value / 10 if "_total" in series else value for series, value in own.items()}
+    direct.fails(105.0, "refused")
+    for poll in range(20):
+        direct.page(110 + 5.0 * poll, own)
+    assert direct.watch.restarts == 1 + is_loopback
+    assert (direct.watch.verdict.hung, direct.state) == (True, "stall-hang"), direct.reason
+
+
 def test_a_watcher_that_came_after_the_process_believes_what_it_says() -> None:
     """The control: nothing was replaced under its eyes."""
     direct = watching()

@@ -16,7 +16,7 @@ much of a page has come, and an id that did would be another one after a restart
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,8 @@ _PROCESS_LABEL: Final = "pid"
 _UNSEEN: Final = float("nan")  # equals no value
 _MOST_SERIES: Final = 512
 """More than any engine has, one or two per rank; a page that makes them up must not take the memory."""
+_MOST_BYTES: Final = 256 * 1024
+"""So much of their text, as it is held; a page that gives them long names must not take it either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,18 @@ NO_DURATIONS: Final = Durations()
 class DurationSeries:
     """Finds the startup durations on the pages of one engine."""
 
-    __slots__ = ("_anchors", "_found", "_keys", "_last", "_others", "_said", "anchors", "names")
+    __slots__ = (
+        "_anchors",
+        "_found",
+        "_held_bytes",
+        "_keys",
+        "_last",
+        "_may_give_up",
+        "_others",
+        "_said",
+        "anchors",
+        "names",
+    )
 
     def __init__(self, profile: Profile) -> None:
         found, prefixes = profile.fingerprint, profile.prefixes
@@ -59,6 +72,9 @@ class DurationSeries:
         self.names = frozenset(name for names, _ in (*self._anchors, *self._others) for name in names)
         """Full sample names among which they are."""
         self._keys: dict[str, str] = {}
+        self._held_bytes = 0
+        self._may_give_up = False
+        """Once for each page that says something new: pages of names never seen before must not take the time."""
         self._last: dict[str, float | None] = {}
         self._said = NO_DURATIONS
         self._found: dict[str, int] = {}
@@ -68,22 +84,48 @@ class DurationSeries:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def adopt(self, series: str, name: str, labels: Mapping[str, str]) -> None:
-        """First sight of a series that may be a startup duration; `name` is one of `names`."""
-        if series in self._keys or len(self._keys) >= _MOST_SERIES:
-            return
+    def adopt(self, series: str, name: str, labels: Mapping[str, str]) -> Collection[str]:
+        """First sight of a series that may be a startup duration; `name` is one of `names`.
+
+        Returns:
+            The series given up for it: each is at first sight again should it come back.
+        """
+        if series in self._keys:
+            return ()
         meant = [name in names and metric.accepts(labels) for names, metric in (*self._anchors, *self._others)]
         if not any(meant):
-            return
+            return ()
         key = series
         if _PROCESS_LABEL in labels:
             key = canonical_series(name, {label: text for label, text in labels.items() if label != _PROCESS_LABEL})
+        size_bytes = _held_bytes(series, key)
+        given_up = self._make_room(size_bytes)
+        if self._lacks_room(size_bytes):
+            return given_up
+        self._held_bytes += size_bytes
         self._keys[series] = key
         self._last[series] = _UNSEEN
         place = meant.index(True)
         if place < len(self._anchors):
             self._found[key] = place
             self.anchors = tuple(sorted(self._found, key=lambda each: (self._found[each], each)))
+        return given_up
+
+    def _lacks_room(self, size_bytes: int) -> bool:
+        return len(self._keys) >= _MOST_SERIES or self._held_bytes + size_bytes > _MOST_BYTES
+
+    def _make_room(self, size_bytes: int) -> Collection[str]:
+        """Give up, if need be, the series that the last page did not have: those of the pids of dead processes."""
+        if not (self._may_give_up and self._lacks_room(size_bytes)):
+            return ()
+        self._may_give_up = False
+        gone = [series for series, value in self._last.items() if value is None]
+        for series in gone:
+            self._held_bytes -= _held_bytes(series, self._keys.pop(series))
+            del self._last[series]
+        kept = set(self._keys.values())
+        self._found = {key: place for key, place in self._found.items() if key in kept}
+        return gone
 
     def on(self, samples: Mapping[str, float]) -> Durations:
         """What a page says: the same object again while it says the same."""
@@ -94,6 +136,7 @@ class DurationSeries:
         else:
             return self._said
         self._last = {series: get(series) for series in self._keys}
+        self._may_give_up = True
         values: dict[str, float] = {}
         several: dict[str, tuple[float, ...]] = {}
         for series, key in self._keys.items():
@@ -104,6 +147,11 @@ class DurationSeries:
                     several[key] = (*several.get(key, (before,)), value)
         self._said = Durations(values, self.anchors, several)
         return self._said
+
+
+def _held_bytes(series: str, key: str) -> int:
+    # One character beyond Latin-1 makes Python keep all of them in up to four bytes.
+    return sum(len(text) if text.isascii() else 4 * len(text) for text in (series, key))
 
 
 class ProcessDurations:

@@ -549,7 +549,10 @@ class Ledger:
         """First sight of a series: find out what it is."""
         name, labels = parse_series(series)
         if name in self.durations.names:
-            self.durations.adopt(series, name, labels)
+            for given_up in self.durations.adopt(series, name, labels):
+                if given_up in self._slots:
+                    del self._slots[given_up]
+                    self._held_bytes -= _size_bytes(given_up)
         meanings = [meaning for metric, meaning in self._meanings.get(name, ()) if metric.accepts(labels)]
         slot = self._adopt_engine_wide(meanings, value) if meanings else None
         core_meanings = [m for m in meanings if not isinstance(m, PageFlag) and m != "start_time"]

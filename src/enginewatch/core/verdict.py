@@ -376,7 +376,7 @@ class Watch:
         if news is None and (known is None or known.is_durable):
             # Not a page: it cannot say which process it is, so the published identity stands, and none is made up.
             if gone or self._process_since == _NEVER:
-                self._replaced(page, t, begun, counted=False)
+                self._replaced(page, t, begun, counted=False, may_be_left=True)
             return
         believed = self._identity.believes_names
         change = self._identity.page(
@@ -399,7 +399,9 @@ class Watch:
             self._kv.page_taken(begun, replaced=change is Change.REPLACED, confirmed=self._names_another(known))
         unknown = news is None or self._identity.suspects_replacement
         if change is Change.REPLACED or (gone and change is Change.SAME and unknown):
-            self._replaced(page, t, begun, counted=change is Change.REPLACED)
+            # Of files that outlive a process the sums outlive it as well: where one fell, nothing was left behind.
+            may_be_left = news is None or not news.fell
+            self._replaced(page, t, begun, counted=change is Change.REPLACED, may_be_left=may_be_left)
             return
         if gone:
             durable = known is not None and known.is_durable
@@ -449,13 +451,14 @@ class Watch:
             if not named:
                 core.doubt_identity(refused_at)
 
-    def _replaced(self, page: Scraped | None, t: float, begun: float, *, counted: bool) -> None:
-        """Another process answers: learn everything anew."""
+    def _replaced(self, page: Scraped | None, t: float, begun: float, *, counted: bool, may_be_left: bool) -> None:
+        """Another process answers: learn everything anew. `may_be_left`: the page may show what the one before left."""
         self._abandon()
         self._ledger.forget()
         if page is not None:
             self._ledger.take(page.samples, t, begun, self._polls, recheck=page.recheck)
-        self._doubt_load()
+        if may_be_left:
+            self._doubt_load()
         self._blind = Blindness()
         self._rest = Rest()
         self._rested = False
