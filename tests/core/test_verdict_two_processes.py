@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from virtual_shell import ScriptedEngine, VirtualShell
 
+from enginewatch.core.identity import HASTY, IdentityTracker
 from enginewatch.core.settings import Settings
 
 
@@ -60,6 +61,36 @@ def test_counters_that_go_to_and_fro_between_two_values_are_no_life() -> None:
         engine.at(second, swap)
     shell = VirtualShell(engine).run(150)
     assert shell.state == "stall-hang"
+
+
+def nameless_in_turn() -> VirtualShell:
+    """Two engines that nothing tells apart, both hung, for 20 minutes."""
+    engine = ScriptedEngine(start_time=None).busy().at(60, ScriptedEngine.hang)
+
+    def swap(engine: ScriptedEngine) -> None:
+        core = engine.cores["0"]
+        core.tokens = 50.0 if core.tokens > 60 else 70.0
+
+    for second in range(62, 1260, 5):
+        engine.at(second, swap)
+    return VirtualShell(engine).run(1260)
+
+
+def test_a_hang_of_two_engines_that_nothing_tells_apart_is_declared() -> None:
+    shell = nameless_in_turn()
+    assert HASTY <= shell.watch.restarts <= HASTY + 2, "and not one on each second page for ever"
+    assert len([log for log in shell.logs if "ENGINE_URL must name one engine" in log.event]) == 1
+    assert (shell.state, shell.watch.verdict.acting) == ("stall-hang", True)
+
+
+def test_after_a_failed_scrape_counters_that_fall_are_believed_again() -> None:
+    tracker = IdentityTracker(1)
+    for now in range(100):
+        tracker.page(None, fell=True, rose=False, now=float(now))
+    assert tracker.restarts == HASTY
+    tracker.interrupted()
+    tracker.page(None, fell=True, rose=False, now=100.0)
+    assert tracker.restarts == HASTY + 1
 
 
 def test_counters_that_fall_and_then_rise_to_ever_new_values_are() -> None:

@@ -16,6 +16,7 @@ itself: the last one stands, until the page has named none for `PATIENCE_SEC` al
 
 A name that is another one on page after page, with no failed scrape in which an engine could have loaded, is not
 believed: every page would be a replacement, with its warm-up, for ever, and hide any hang. Then identity is observed.
+Counters that fall on page after page are not believed for the same reason.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ STRAYS: Final = 3
 SHORTEST_LOAD_SEC: Final = 15.0
 """No engine starts, loads a model and answers in less; so two replacements that are less apart are not two."""
 HASTY: Final = FORMER + 1
-"""Hasty replacements in a row after which names are not believed: up to `FORMER` engines that answer in turn are told
-apart by theirs."""
+"""Hasty replacements in a row after which names, or counters that fall, are not believed: up to `FORMER` engines that
+answer in turn are told apart by their names."""
 STEADY: Final = 5
 """Pages in a row with the same name after which it is believed again."""
 PATIENCE_SEC: Final = 60.0
@@ -109,6 +110,8 @@ class IdentityTracker:
         self._strays_in_a_row = 0
         self._replaced_at = float("-inf")
         self._hasty_in_a_row = 0
+        self._fell_at = float("-inf")
+        self._falls_in_a_row = 0
         self._last_name: float | None = None
         self._steady_pages = 0
         self._met_at: float | None = None
@@ -120,6 +123,8 @@ class IdentityTracker:
         self.names_process = False
         """Whether the last page showed by its name, or a duration, that the known process answers."""
         self.believes_names = True
+        self.believes_falls = True
+        """Whether counters that fall would be a replacement, where nothing else tells."""
         self.restarts = 0
         """Replacements seen so far, also before the process was identified."""
         self.identity: Identity | None = None
@@ -140,7 +145,7 @@ class IdentityTracker:
 
     def interrupted(self) -> None:
         """A poll failed: meanwhile another engine may have loaded, however quickly."""
-        self._hasty_in_a_row = 0
+        self._hasty_in_a_row = self._falls_in_a_row = 0
         self._unnamed_since = None
 
     def is_stray(self, start_time: float | None, durations: Durations = NO_DURATIONS) -> bool:
@@ -223,8 +228,10 @@ class IdentityTracker:
         blank = self._awaits_name and start_time is None
         replaced = another or (told_elsewhere and not first)
         if (fell or (gone and (self._is_loopback or not rose))) and not (first or replaced or agrees):
-            replaced = blank or not self._stands
-            self._suspects = self._suspects or (not replaced and start_time is None)
+            if blank or not self._stands:
+                replaced = self._is_fall_believed(now)
+            else:
+                self._suspects = self._suspects or start_time is None
         if self.names_process:
             self._suspects = False
         if not replaced:
@@ -284,6 +291,14 @@ class IdentityTracker:
             self.believes_names = False
             self._hasty_in_a_row = 0
         return self.believes_names
+
+    def _is_fall_believed(self, now: float) -> bool:
+        """Whether counters that fell, or a refusal, tell another process, after all that fell before."""
+        hasty = now - self._fell_at < SHORTEST_LOAD_SEC
+        self._falls_in_a_row = self._falls_in_a_row + 1 if hasty else 0
+        self._fell_at = now
+        self.believes_falls = self._falls_in_a_row < HASTY
+        return self.believes_falls
 
     def _identify(
         self,

@@ -378,7 +378,7 @@ class Watch:
             if gone or self._process_since == _NEVER:
                 self._replaced(page, t, begun, counted=False, may_be_left=True)
             return
-        believed = self._identity.believes_names
+        believed, falls_believed = self._identity.believes_names, self._identity.believes_falls
         change = self._identity.page(
             news.start_time if news is not None else None,
             fell=news is not None and news.fell,
@@ -394,6 +394,11 @@ class Watch:
             self._log(
                 "error",
                 "the page names another process every time and is not believed: ENGINE_URL must name one engine",
+            )
+        if falls_believed and not self._identity.believes_falls:
+            self._log(
+                "error",
+                "counters fall again and again, which is no replacement any more: ENGINE_URL must name one engine",
             )
         if news is not None or change is Change.REPLACED:
             self._kv.page_taken(begun, replaced=change is Change.REPLACED, confirmed=self._names_another(known))
