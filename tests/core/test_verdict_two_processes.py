@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from random import Random
 
 import pytest
 from virtual_shell import ScriptedEngine, VirtualShell
 
-from enginewatch.core.identity import HASTY, IdentityTracker
+from enginewatch.core.identity import HASTY, MOST_STRAYS, IdentityTracker
 from enginewatch.core.settings import Settings
 
 
@@ -48,6 +49,34 @@ def test_a_process_that_alone_goes_on_answering_is_the_engine_again() -> None:
     assert identity.engine_id == "pst-1000.00"
     assert shell.state == "growing"
     assert shell.run(121).watch.restarts == 2
+
+
+def test_two_that_are_asked_at_random_are_no_endless_replacements() -> None:
+    """A Service with two endpoints: each answers several times in a row now and then."""
+    chance = Random(1)
+    engine = ScriptedEngine().busy().at(60, ScriptedEngine.hang)
+
+    def another(engine: ScriptedEngine) -> None:
+        engine.start_time = chance.choice((1000.0, 2000.0))
+
+    for second in range(62, 7200, 5):
+        engine.at(second, another)
+    shell = VirtualShell(engine).run(7200)
+    assert shell.watch.restarts <= 5, "and not one a minute"
+    assert (shell.state, shell.watch.verdict.acting) == ("stall-hang", True)
+
+
+def test_one_that_is_left_alone_is_judged_after_two_minutes_at_most() -> None:
+    tracker, now, alone = IdentityTracker(1), 0.0, 0
+    tracker.page(1000.0, fell=False, rose=False, now=now)
+    for turn in range(12):
+        alone, start_time = 0, 1000.0 * (2 - turn % 2)
+        now += 60.0
+        while tracker.is_stray(start_time):
+            alone, now = alone + 1, now + 5.0
+        tracker.page(start_time, fell=False, rose=False, now=now)
+        assert tracker.restarts == turn + 1
+    assert alone == MOST_STRAYS - 1
 
 
 def test_counters_that_go_to_and_fro_between_two_values_are_no_life() -> None:

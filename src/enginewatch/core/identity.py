@@ -33,7 +33,9 @@ REFUSED_MEANS_GONE: Final = 2
 FORMER: Final = 16
 """So many replaced processes are remembered."""
 STRAYS: Final = 3
-"""Pages in a row after which a process that was replaced before is the engine again."""
+"""Pages in a row after which a process that was replaced before is the engine again. Twice as many each next time."""
+MOST_STRAYS: Final = 24
+"""But no more: it takes so long until a process that alone is left is judged."""
 SHORTEST_LOAD_SEC: Final = 15.0
 """No engine starts, loads a model and answers in less; so two replacements that are less apart are not two."""
 HASTY: Final = FORMER + 1
@@ -108,6 +110,7 @@ class IdentityTracker:
         self._former: deque[_Former] = deque(maxlen=FORMER)
         self._stray: _Former | None = None
         self._strays_in_a_row = 0
+        self._strays_needed = STRAYS
         self._replaced_at = float("-inf")
         self._hasty_in_a_row = 0
         self._fell_at = float("-inf")
@@ -153,7 +156,8 @@ class IdentityTracker:
 
         Processes do not come back. One that seems to is a second one behind the same address, and every switch between
         the two would be a replacement, with its warm-up, for ever. Only when nothing but that process has answered for
-        `STRAYS` pages is it the engine again.
+        `STRAYS` pages is it the engine again, and for more each time: of two that are asked at random each answers
+        three times in a row every minute or so.
         """
         if not self._former or (start_time is None and durations is self._settled):
             self._stray, self._strays_in_a_row = None, 0
@@ -165,8 +169,9 @@ class IdentityTracker:
         if former is not self._stray:  # with several engines in turn, each stray is another one's
             self._stray, self._strays_in_a_row = former, 0
         self._strays_in_a_row += 1
-        if self._strays_in_a_row < STRAYS:
+        if self._strays_in_a_row < self._strays_needed:
             return True
+        self._strays_needed = min(2 * self._strays_needed, MOST_STRAYS)
         self._durations.forget(left_only=True)  # what it shows is its own
         return False
 
