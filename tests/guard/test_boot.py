@@ -219,6 +219,22 @@ def test_an_address_that_comes_and_one_that_goes_during_the_wait_are_followed() 
     assert set(ids(story.run())) == {"10.0.0.2", "10.0.0.3", "10.0.1.1"}
 
 
+@pytest.mark.parametrize(
+    ("watchers", "decode", "says"),
+    [({}, named("pst-3.00"), True), ({}, OLD, False), (NONE, REFUSED, False)],
+    ids=["all known", "one is old", "no sidecars"],
+)
+def test_only_engines_with_an_identity_are_called_known(watchers: dict[str, str], decode: Who, says: bool) -> None:
+    story = Story(**watchers)
+    if watchers:
+        story.put("prefill", "10.0.0.1", REFUSED)
+        story.put("prefill", "10.0.0.2", REFUSED)
+    story.put("decode", "10.0.1.1", decode)
+    outcome = story.outcome()
+    assert isinstance(outcome, Start)
+    assert ("every engine is known" in outcome.why) is says
+
+
 def test_a_role_without_an_address_is_waited_for_although_the_other_is_known() -> None:
     story = Story()
     del story.fleet["decode"]["10.0.1.1"]

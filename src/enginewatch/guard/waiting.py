@@ -130,7 +130,7 @@ class Wait:
             return GiveUp(f"no address of {' and '.join(without)} after {waited}")
         watched = [rounds[role.name] for role in self._roles if role.watcher_port]
         if all(engine.has_spoken for found in watched for engine in found.engines):
-            return self._start(rounds, f"every engine is known after {waited}")
+            return self._start(rounds, f"{self._nothing_to_wait_for(rounds)} after {waited}")
         if all(any(engine.has_spoken and engine.serves for engine in found.engines) for found in watched):
             if self.partial_since is None:
                 self.partial_since = now
@@ -141,6 +141,10 @@ class Wait:
         if now >= self.ends_at:
             return self._start(rounds, f"the budget is over after {waited}")
         return None
+
+    def _nothing_to_wait_for(self, rounds: Mapping[str, Round]) -> str:
+        heard = all((name, engine.address) in self._heard for name, found in rounds.items() for engine in found.engines)
+        return "every engine is known" if heard else "nobody is left who could say who it is,"
 
     def _remember(self, rounds: Mapping[str, Round]) -> None:
         for role, found in rounds.items():
