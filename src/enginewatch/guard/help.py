@@ -47,7 +47,7 @@ In a pod, with the file in a volume at /guard:
       periodSeconds: 5
       timeoutSeconds: 6
     volumeMounts:
-    - {name: run, mountPath: /run/pd-router}                       # an emptyDir, medium Memory
+    - {name: run, mountPath: /run/pd-router}                       # an emptyDir
 
 Settings, from the environment so that the command and its probes agree; an empty value is a missing one. Each is also a
 flag, which wins: GUARD_RUN_DIR is --run-dir.
