@@ -198,7 +198,7 @@ def _add_demo(app: "App") -> None:
         Exit code 0 when everything was seen as expected, 1 when not.
 
         Args:
-            engine: which engine to simulate.
+            engine: which engine to simulate; behind the router at the end it is vLLM with Mooncake in any case.
             keep: leave everything running at the end, and say how to play with it, until Ctrl-C.
             fast: thresholds of a few seconds; --no-fast takes the production ones and some minutes.
             svg: write a picture of the result to this file.
