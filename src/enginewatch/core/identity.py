@@ -39,8 +39,8 @@ MOST_STRAYS: Final = 24
 SHORTEST_LOAD_SEC: Final = 15.0
 """No engine starts, loads a model and answers in less; so two replacements that are less apart are not two."""
 HASTY: Final = FORMER + 1
-"""Hasty replacements in a row after which names, or counters that fall, are not believed: up to `FORMER` engines that
-answer in turn are told apart by their names."""
+"""Hasty replacements in a row after which names are not believed: up to `FORMER` engines that answer in turn are told
+apart by theirs. So many in a row, with no failed scrape between, are believed of counters that fall."""
 STEADY: Final = 5
 """Pages in a row with the same name after which it is believed again."""
 PATIENCE_SEC: Final = 60.0
@@ -113,7 +113,6 @@ class IdentityTracker:
         self._strays_needed = STRAYS
         self._replaced_at = float("-inf")
         self._hasty_in_a_row = 0
-        self._fell_at = float("-inf")
         self._falls_in_a_row = 0
         self._last_name: float | None = None
         self._steady_pages = 0
@@ -234,7 +233,7 @@ class IdentityTracker:
         replaced = another or (told_elsewhere and not first)
         if (fell or (gone and (self._is_loopback or not rose))) and not (first or replaced or agrees):
             if blank or not self._stands:
-                replaced = self._is_fall_believed(now)
+                replaced = self._is_fall_believed()
             else:
                 self._suspects = self._suspects or start_time is None
         if self.names_process:
@@ -297,12 +296,14 @@ class IdentityTracker:
             self._hasty_in_a_row = 0
         return self.believes_names
 
-    def _is_fall_believed(self, now: float) -> bool:
-        """Whether counters that fell, or a refusal, tell another process, after all that fell before."""
-        hasty = now - self._fell_at < SHORTEST_LOAD_SEC
-        self._falls_in_a_row = self._falls_in_a_row + 1 if hasty else 0
-        self._fell_at = now
-        self.believes_falls = self._falls_in_a_row < HASTY
+    def _is_fall_believed(self) -> bool:
+        """Whether counters that fell, or a refusal, tell another process, after all that fell before.
+
+        Here it counts that no scrape failed, and not how fast they follow one another: two engines that are asked at
+        random show a fall every 20 s.
+        """
+        self._falls_in_a_row += 1
+        self.believes_falls = self._falls_in_a_row <= HASTY
         return self.believes_falls
 
     def _identify(
