@@ -193,7 +193,7 @@ def _add_demo(app: "App") -> None:
         svg: Annotated[str, hidden] = "",
         set_: Annotated[list[str], Parameter(name="--set", show=False, negative="")] = [],  # noqa: B006
     ) -> int:
-        """The whole story on this machine in under a minute: an engine hangs and is replaced, sidecar and guard see it.
+        """The whole story on this machine in about a minute: an engine hangs and is replaced, sidecar and guard see it.
 
         Exit code 0 when everything was seen as expected, 1 when not.
 

@@ -290,7 +290,7 @@ async def test_a_sglang_page_without_its_anchor_has_no_identity_yet_and_is_told_
     assert (found.identity.source, found.identity.missing) == ("observed", "startup_fingerprint")
     warned = said(found, "warning")
     assert "GET /engine stays 503 until it does" in warned
-    assert "Look again in a minute. Run SGLang 0.5.16 or later" in warned
+    assert "Look again in a minute. Run SGLang 0.5.18 or later" in warned
     assert "startup_fingerprint is not on the page" in render_text(found, width=200)
 
 

@@ -214,3 +214,21 @@ def test_why_there_is_no_identity_yet_is_said() -> None:
     assert "no page from the engine yet (timeout)" in shell.run(30).watch.why_unidentified
     assert "only a page names the process" in shell.run(50).watch.why_unidentified
     assert shell.watch.identity is None
+
+
+def silent_logs(shell: VirtualShell) -> list[str]:
+    return [log.event for log in shell.logs if "has told no engine ids so far" in log.event]
+
+
+def test_a_bootstrap_server_that_was_never_heard_is_told_of_once() -> None:
+    shell = VirtualShell(prefill(start_time=START_TIME, ids={}), WITHOUT_CANARIES).run(40)
+    assert silent_logs(shell) == []
+    shell.run(600)
+    (said,) = silent_logs(shell)
+    assert "IDENTITY_KV_BOOTSTRAP_URL must name that of this engine" in said
+
+
+def test_control_one_that_was_heard_may_be_silent_for_hours() -> None:
+    engine = prefill(start_time=START_TIME).at(58, tells({}))
+    shell = VirtualShell(engine, WITHOUT_CANARIES).run(7200)
+    assert silent_logs(shell) == []

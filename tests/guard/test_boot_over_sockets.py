@@ -49,6 +49,14 @@ def test_an_old_sidecar_without_the_endpoint_gets_the_sentinel_at_once(guard: Gu
     assert prefill["127.0.0.2"].sidecar.asked["/engine"] == 1
 
 
+def test_a_boot_without_the_routers_port_says_what_cannot_work(guard: Guard, fleet: Fleet) -> None:
+    guard.between(fleet.role("127.0.0.2"), fleet.role("127.0.0.4"))
+    result = guard.boot(GUARD_ROUTER_PORT="")
+    assert result.code == 0, result
+    assert result.err.splitlines()[0].startswith("guard: GUARD_ROUTER_PORT is not set: guard ready")
+    assert "GUARD_ROUTER_PORT" not in guard.boot().err
+
+
 UNDECIDED: dict[str, Answer | str] = {
     "not identified yet": NOT_YET,
     "refused": "refuse",

@@ -391,7 +391,7 @@ def tell_source(identity: Identity, how_to_be_named: str) -> tuple[Literal["info
             remedy = how_to_be_named or "Nothing makes this engine's page name its process."
             return "warning", (
                 "the engine's identity is only observed: a restart of the sidecar renews it, and a replacement shows "
-                f"only in counters that fall or in an outage. {remedy}"
+                f"only in counters that fall, in an outage, or in KV engine ids where they are read. {remedy}"
             )
 
 

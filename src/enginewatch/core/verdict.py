@@ -9,8 +9,8 @@ How an engine is judged, in the order in which it is tried (`states.py` has the 
    first answer of a process and again with each replacement, never with a flap.
 
 Beside the verdict, `canaries.py` says which canary goes out next, `role.py` in which role and whether a failure counts,
-`canary_answers.py` what an answer counts for, and `identity.py` which process this is. Nothing here reads a clock,
-draws a random number or touches the outside: the same events give the same verdicts.
+`canary_answers.py` what an answer counts for, and `process_witnesses.py` which process this is. Nothing here reads a
+clock, draws a random number or touches the outside: the same events give the same verdicts.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from enginewatch.core.events import (
     Verdict,
 )
 from enginewatch.core.fingerprint import NO_DURATIONS, Durations
-from enginewatch.core.identity import Change, Identity, IdentityTracker, tell_source
-from enginewatch.core.kv_engines import KvEngines, KvNews
+from enginewatch.core.identity import Change, Identity, IdentityTracker
+from enginewatch.core.process_witnesses import ProcessWitnesses
 from enginewatch.core.progress import Core, Ledger, PageNews, Proof
 from enginewatch.core.reach import Reach, is_an_answer, is_unasked
 from enginewatch.core.rest import DOUBT_SEC, Rest
@@ -108,7 +108,7 @@ class Watch:
         self._clock = GapClock(now)
         self._ledger = Ledger(self._profile or UNKNOWN)
         self._identity = identity if identity is not None else IdentityTracker(watcher_started_ms)
-        self._kv = KvEngines()
+        self._process = ProcessWitnesses(self._identity, self._log)
         self._reach = Reach(now)
         self._reach.longest_step_sec = self._ledger.profile.longest_step_sec
         self._blind = Blindness()
@@ -124,7 +124,7 @@ class Watch:
         self._process_since = _NEVER
         self._last_begun = _NEVER
         self._log_hit_at = _NEVER
-        self._said_stray = self._said_kv = False
+        self._said_stray = False
         self._said_unwatched = False
         self._said_role_untold = False
         self._said_roles: set[ToldRole] = set()
@@ -237,7 +237,8 @@ class Watch:
             case EngineDescribed():
                 self._on_described(event, t)
             case KvBootstrapRead():
-                self._on_kv_bootstrap(event, t)
+                if self._process.kv_read(event, t) and not self._reach.down:
+                    self._recheck(t, t)
             case LogHits():
                 if event.count > 0:
                     self._log_hit_at = t
@@ -324,8 +325,7 @@ class Watch:
             self._desk.outage_due = False
             return
         self._reach.asked(begun)
-        self._identity.interrupted()
-        self._kv.interrupted()
+        self._process.interrupted()
         if is_an_answer(event.failure):
             self._answered(None, None, t, begun, now)
             self._rest.by_page = None
@@ -378,30 +378,7 @@ class Watch:
             if gone or self._process_since == _NEVER:
                 self._replaced(page, t, begun, counted=False, may_be_left=True)
             return
-        believed, falls_believed = self._identity.believes_names, self._identity.believes_falls
-        change = self._identity.page(
-            news.start_time if news is not None else None,
-            fell=news is not None and news.fell,
-            rose=news is not None and news.rose,
-            now=now,
-            durations=durations,
-            awaits_durations=self._profile is None or self._profile.fingerprint is not None,
-            told_elsewhere=news is not None and self._kv.said_before(begun),
-        )
-        if self._identity.identity is not known:
-            self._tell_source(known)
-        if believed and not self._identity.believes_names:
-            self._log(
-                "error",
-                "the page names another process every time and is not believed: ENGINE_URL must name one engine",
-            )
-        if falls_believed and not self._identity.believes_falls:
-            self._log(
-                "error",
-                "counters fall again and again, which is no replacement any more: ENGINE_URL must name one engine",
-            )
-        if news is not None or change is Change.REPLACED:
-            self._kv.page_taken(begun, replaced=change is Change.REPLACED, confirmed=self._names_another(known))
+        change = self._process.answered(news, durations, begun=begun, now=now, profile=self._profile)
         unknown = news is None or self._identity.suspects_replacement
         if change is Change.REPLACED or (gone and change is Change.SAME and unknown):
             # Of files that outlive a process the sums outlive it as well: where one fell, nothing was left behind.
@@ -419,35 +396,6 @@ class Watch:
                 if core.fell_poll == self._polls:
                     core.prove(t, Proof.RESET)
             self._log("warning", "a counter fell although the engine's identity did not change: a registry reset")
-
-    def _names_another(self, before: Identity | None) -> bool:
-        """Whether the page gives the process another name than the one it had before."""
-        now = self._identity.identity
-        if before is None or now is None or not (before.is_durable and now.is_durable):
-            return False
-        return before.engine_id != now.engine_id
-
-    def _tell_source(self, before: Identity | None) -> None:
-        now = self._identity.identity
-        if now is None or (before is not None and before.source == now.source):
-            return
-        level, sentence = tell_source(now, (self._profile or UNKNOWN).how_to_be_named)
-        self._log(level, sentence, source=now.source, engine_id=now.engine_id)
-
-    def _on_kv_bootstrap(self, event: KvBootstrapRead, t: float) -> None:
-        if not event.engine_ids:
-            self._kv.silence(event.failure)
-            return
-        news = self._kv.hear(event.engine_ids, t)
-        if news is KvNews.REPLACED and not self._reach.down:
-            self._recheck(t, t)  # it counts with the next page
-        if news in (KvNews.RETURNED, KvNews.DISBELIEVED) and not self._said_kv:
-            self._said_kv = True
-            self._log(
-                "error",
-                "the KV bootstrap server tells other engine ids again and again: IDENTITY_KV_BOOTSTRAP_URL must name "
-                "that of this engine",
-            )
 
     def _same_after_refusal(self, refused_at: float, begun: float, *, named: bool) -> None:
         """Nobody listened for a while, and nothing says that another process answers now (`named`: it says so)."""
@@ -938,7 +886,7 @@ class Watch:
             log_hit_at=self._log_hit_at if self._log_hit_at != _NEVER else None,
             process_since=self._process_since if self._process_since != _NEVER else None,
             last_page_at=self._last_begun if self._last_begun != _NEVER else None,
-            kv_engines=self._kv if self._kv.is_asked else None,
+            kv_engines=self._process.kv if self._process.kv.is_asked else None,
         )
 
 

@@ -53,9 +53,9 @@ _LEGS = (
     # near misses.
 )
 
-# From 0.5.16 on the tokenizer process sets each phase once, when all schedulers have started: the duration of the
-# slowest rank, on one series without a rank. Before that each scheduler sets its own, 0.0 until it is known; and there
-# are builds that hand a constant 0.0 to the function that sets both, so that their page never tells.
+# From 0.5.18 on at the latest the tokenizer process sets each phase once, when all schedulers have started: the
+# duration of the slowest rank, on one series without a rank. Before that each scheduler sets its own, 0.0 until it is
+# known; and there are builds that hand a constant 0.0 to the function that sets both, so that their page never tells.
 _RANK_ZERO = {label: frozenset({"", "0"}) for label in ("dp_rank", "pp_rank", "tp_rank", "moe_ep_rank")}
 _FINGERPRINT = Fingerprint(
     anchor=(
@@ -166,6 +166,6 @@ PROFILE = Profile(
         label="engine_type",
         agg_beside="moe_ep_rank",
     ),
-    how_to_be_named="Run SGLang 0.5.16 or later: an older one may not tell how long its weights took to load.",
+    how_to_be_named="Run SGLang 0.5.18 or later: an older one may not tell how long its weights took to load.",
     how_to_get_metrics="Start SGLang with --enable-metrics: without it there is no metrics page.",
 )

@@ -37,6 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     flags, command = split(arguments)
     settings = read_settings(flags, os.environ, uses=tuple(DEFAULTS), needs=NEEDS)
     check_command(command)
+    if settings.router_port is None:
+        complain("GUARD_ROUTER_PORT is not set: guard ready, the startup and readiness probe, cannot work without it")
     try:
         prepare(settings.run_dir)
         outcome = wait_for_engines(settings, Rounds(settings).ask)
