@@ -50,7 +50,7 @@ guard:
 	@$(PYTHON) -I src/enginewatch/guard/pack.py dist/enginewatch-guard.pyz
 
 test: install
-	$(BIN)/python -m pytest -m "not real" $(ARGS)
+	$(BIN)/python -m pytest -m "not real" -n 2 --dist loadfile $(ARGS)
 
 # Exit code 75 of an installer: what it installs cannot be had here, and its tests skip themselves, saying so.
 test-real: install

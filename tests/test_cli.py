@@ -252,11 +252,15 @@ def test_why_says_so_when_nobody_answers() -> None:
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 
+# Whatever runs the tests may ignore it, as a shell does in its background jobs, and that is inherited.
+HEEDS_CTRL_C = ["env", "--default-signal=INT"]
+
+
 def test_ctrl_c_ends_a_command_quietly_with_130() -> None:
     asked = threading.Event()
     with somebody(delay_sec=20, asked=asked) as url:
         process = subprocess.Popen(
-            [*COMMAND_LINE, "doctor", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*HEEDS_CTRL_C, *COMMAND_LINE, "doctor", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert asked.wait(60)
         process.send_signal(signal.SIGINT)
@@ -277,7 +281,7 @@ def test_a_reader_that_leaves_is_not_an_error_worth_a_traceback() -> None:
 
 def test_sim_announces_itself_and_ends_quietly_with_ctrl_c() -> None:
     with subprocess.Popen(
-        [*COMMAND_LINE, "sim", "vllm", "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*HEEDS_CTRL_C, *COMMAND_LINE, "sim", "vllm", "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
