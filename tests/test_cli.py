@@ -281,7 +281,10 @@ def test_a_reader_that_leaves_is_not_an_error_worth_a_traceback() -> None:
 
 def test_sim_announces_itself_and_ends_quietly_with_ctrl_c() -> None:
     with subprocess.Popen(
-        [*HEEDS_CTRL_C, *COMMAND_LINE, "sim", "vllm", "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*HEEDS_CTRL_C, *COMMAND_LINE, "sim", "vllm", "--quiet"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
