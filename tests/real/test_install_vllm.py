@@ -26,7 +26,7 @@ def pip_says(monkeypatch: pytest.MonkeyPatch) -> list[InstallError | None]:
     """What each run of pip ends with, first to last; None is a success. Nothing else of a build is real either."""
     script: list[InstallError | None] = []
 
-    def run_pip(venv: Path) -> None:
+    def run_pip(venv: Path, *_: object) -> None:
         (venv / "bin").mkdir()
         (venv / "bin" / "python").symlink_to(sys.executable)
         end = script.pop(0)

@@ -78,6 +78,29 @@ class Watch:
         return code, time.monotonic() - began
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    """Serves in a thread, and does not mind who leaves before the answer's end."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+    def end(self) -> None:
+        """May be called again."""
+        if not self._thread.is_alive():
+            return
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
 class Engine:
     """A stand-in that serves a page; canaries are answered, or left hanging."""
 
@@ -117,22 +140,12 @@ class Engine:
             def log_message(self, *_: object) -> None:
                 pass
 
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: object) -> None:
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.thread.start()
+        self.server = _Server(Handler)
+        self.url = self.server.url
 
     def close(self) -> None:
         self.release.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self.server.end()
 
 
 def scripted(script: str, *flags: str) -> Watch:
@@ -170,16 +183,8 @@ class Bootstrap:
             def log_message(self, *_: object) -> None:
                 pass
 
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: object) -> None:
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.thread.start()
+        self.server = _Server(Handler)
+        self.url = self.server.url
 
     def __enter__(self) -> Bootstrap:
         return self
@@ -201,9 +206,7 @@ class Bootstrap:
     def close(self) -> None:
         """From now on nobody listens."""
         self.release.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self.server.end()
 
 
 def kv_ids(**ids: str) -> Answering:

@@ -82,8 +82,7 @@ def test_control_a_rank_that_joins_and_silence_replace_nothing(engine: Engine) -
             assert before["restarts"] == 0
             assert watch.get(f"{url}/healthz")[0] == 200
     finally:
-        if bootstrap.thread.is_alive():
-            bootstrap.close()
+        bootstrap.close()
 
 
 @pytest.mark.parametrize(("ranks", "source"), [(1, "process_start_time"), (2, "observed")])
